@@ -1,0 +1,222 @@
+"""Addresses and checked accesses: what ld and st (isa/memory.py) are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from cudaops.emulator import layout
+from cudaops.emulator.control import results, sources
+from cudaops.emulator.lanes import Geometry, Lanes
+from cudaops.emulator.ptx import Function, Imm, Instruction, Mem, Module, Operand, Reg, Sym
+from cudaops.emulator.values import Values
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place in the source that may fault."""
+
+    file: str
+    line: int
+    opcode: str
+    bytes: int
+    space: str
+
+
+class Access(Protocol):
+    """What an ld or st touches (isa/memory.py has the real one)."""
+
+    ins: Instruction
+    space: str
+    items: tuple[Operand, ...]
+    address: Lanes
+
+    @property
+    def element(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def total(self) -> int: ...
+
+
+class Accesses(Values):
+    def __init__(self, module: Module, function: Function, geometry: Geometry, dynamic_shared: int) -> None:
+        super().__init__(module, function, geometry, dynamic_shared)
+        self.sites: list[Site] = []
+        self.site_numbers: dict[Site, int] = {}
+        self.slots: dict[object, int] = {}
+        self.origin = self._origins()
+        self.cold = False  # on a path that is hardly ever taken: calls there must not make the others spill
+
+    def _origins(self) -> dict[str, frozenset[str]]:
+        """register -> the 64-bit parameters it comes from: accesses by one pointer share a cached extent."""
+        origin: dict[str, frozenset[str]] = {}
+        changed = True
+        while changed:
+            changed = False
+            for b in self.flow.reachable:
+                for ins in self.flow.blocks[b].instructions:
+                    if not ins.opcode.endswith("64"):
+                        continue
+                    if ins.base == "ld":
+                        if not ins.opcode.startswith("ld.param"):
+                            continue
+                        address = ins.operands[1]
+                        assert isinstance(address, Mem)
+                        found = frozenset({str(address.base) + str(address.offset)})
+                    else:
+                        found = frozenset().union(*(origin.get(r.name, frozenset()) for r in sources(ins)))
+                    for register in results(ins):
+                        merged = origin.get(register.name, frozenset()) | found
+                        if merged != origin.get(register.name):
+                            origin[register.name] = merged
+                            changed = True
+        return origin
+
+    def address_scalar(self, operand: Mem, space: str) -> str:
+        """S of an address as a host address."""
+        base = operand.base
+        if isinstance(base, Reg):
+            value = self.read(base, "b64", vector=False)
+        elif isinstance(base, Imm):
+            value = str(base.value)
+        else:
+            value = self._symbol(base.name)
+        offset = operand.offset
+        if space == "shared":
+            if not value.startswith("%"):
+                value, offset = "0", offset + int(value)
+            value = self.binary("add", "i64", "%shared", value) if value != "0" else "%shared"
+        if space == "param":
+            value = self.binary("add", "i64", value, self.argument_address())
+        return self.binary("add", "i64", value, str(offset)) if offset else value
+
+    def address_vector(self, operand: Mem, space: str) -> str:
+        value = self.read(operand.base, "b64", vector=True)
+        if space == "shared":
+            value = self.binary("add", "<32 x i64>", value, self.splat_value("i64", "%shared"))
+        if space == "param":
+            value = self.binary("add", "<32 x i64>", value, self.splat_value("i64", self.argument_address()))
+        if operand.offset:
+            value = self.binary("add", "<32 x i64>", value, f"splat (i64 {operand.offset})")
+        return value
+
+    def pointer(self, address: str, offset: int) -> str:
+        value = self.binary("add", "i64", address, str(offset)) if offset else address
+        return self.emit(f"inttoptr i64 {value} to ptr")
+
+    def pointers(self, address: str, access: Access) -> list[str]:
+        return [self.pointer(address, n * access.bytes) for n in range(len(access.items))]
+
+    def checked(
+        self,
+        access: Access,
+        address: str,
+        size: int,
+        low: int,
+        fast: Callable[[], list[str]],
+        slow: Callable[[], list[str]],
+    ) -> list[str]:
+        """`fast` if [address + low, + size) lies inside one extent, else `slow`; the values of either."""
+        if access.space == "shared":
+            span = access.address.span
+            if span is not None and span[0] >= 0 and span[1] + access.total <= self.shared_bytes:
+                return fast()
+        _, slot = self.site(access)
+        start = self.binary("add", "i64", address, str(low)) if low else address
+        slots = self.emit(f"getelementptr i8, ptr %slots, i64 {slot * layout.SLOT_BYTES}")
+        known = self.emit(f"load i64, ptr {slots}, align 8")
+        length = self.emit(f"load i64, ptr {self.emit(f'getelementptr i8, ptr {slots}, i64 8')}, align 8")
+        into = self.binary("sub", "i64", start, known)
+        room = self.binary("sub", "i64", length, str(size))
+        # A slot holds at least one byte more than nothing: an empty one has length -2^63, so that room is negative.
+        fits = self.emit(f"icmp sle i64 {into}, {room}")
+        above = self.emit(f"icmp sge i64 {into}, 0")
+        good = self.binary("and", "i1", fits, above)
+        ask, do, bad, join = (self.label(p) for p in ("ask", "do", "bad", "join"))
+        self.line(f"br i1 {good}, label %{do}, label %{ask}, !prof !0")
+        self.place(ask)
+        hull = self._field("hull", "ptr")
+        code = layout.SPACES[access.space]
+        found = self.emit(f"call preserve_allcc i1 {hull}(ptr %ctx, i64 {start}, i64 {size}, i32 {slot}, i32 {code})")
+        self.line(f"br i1 {found}, label %{do}, label %{bad}")
+        # Splats made on one side are not there on the other.
+        kept = dict(self.splats)
+        vectors, scalars = dict(self.vectors), dict(self.scalars)
+        self.place(bad)
+        self.cold = True
+        other = slow()
+        self.cold = False
+        self.splats, self.vectors, self.scalars = dict(kept), dict(vectors), dict(scalars)
+        from_bad = self._current_label()
+        self.line(f"br label %{join}")
+        self.place(do)
+        values = fast()
+        from_do = self._current_label()
+        self.line(f"br label %{join}")
+        self.splats, self.vectors, self.scalars = kept, vectors, scalars
+        self.place(join)
+        ty = self.shape(access.element, not access.address.uniform)
+        return [
+            self.emit(f"phi {ty} [ {v}, %{from_do} ], [ {w}, %{from_bad} ]") for v, w in zip(values, other, strict=True)
+        ]
+
+    def _current_label(self) -> str:
+        for line in reversed(self.lines):
+            if line.endswith(":") and not line.startswith(" "):
+                return line[:-1]
+        return "entry"
+
+    def site(self, access: Access) -> tuple[int, int]:
+        """(number of this access site, its extent slot)"""
+        ins = access.ins
+        found = Site(ins.file, ins.line, ins.opcode, access.total, access.space)
+        if found not in self.site_numbers:
+            self.site_numbers[found] = len(self.sites)
+            self.sites.append(found)
+        number = self.site_numbers[found]
+        if access.space == "shared":
+            return number, layout.SHARED_SLOT
+        if access.space == "local":
+            return number, layout.LOCAL_SLOT
+        address = next(o for o in ins.operands if isinstance(o, Mem))
+        key: object = id(ins)
+        if isinstance(address.base, Reg):
+            key = self.origin.get(address.base.name) or key
+        elif isinstance(address.base, Sym):
+            key = address.base.name
+        slot = self.slots.setdefault(key, len(self.slots) + layout.FIRST_SLOT)
+        return number, slot
+
+    def out_of_line_load(self, access: Access, places: str) -> str:
+        site, slot = self.site(access)
+        element = access.element
+        where = f"i32 {self.bits_of(self.mask_or_full())}, i32 {site}, i32 {slot}, i32 {layout.SPACES[access.space]}"
+        if self.cold:
+            function = self._field(f"cold_load{element[1:]}", "ptr")
+            self.line(f"store <32 x i64> {places}, ptr %cold.places, align 64")
+            self.line(f"call preserve_allcc void {function}(ptr %ctx, ptr %cold.places, ptr %cold.value, {where})")
+            return self.emit(f"load <32 x {element}>, ptr %cold.value, align 64")
+        function = self._field(f"load{element[1:]}", "ptr")
+        return self.emit(f"call <32 x {element}> {function}(ptr %ctx, <32 x i64> {places}, {where})")
+
+    def out_of_line_store(self, access: Access, places: str, value: str) -> None:
+        site, slot = self.site(access)
+        element = access.element
+        where = f"i32 {self.bits_of(self.mask_or_full())}, i32 {site}, i32 {slot}, i32 {layout.SPACES[access.space]}"
+        if self.cold:
+            function = self._field(f"cold_store{element[1:]}", "ptr")
+            self.line(f"store <32 x i64> {places}, ptr %cold.places, align 64")
+            self.line(f"store <32 x {element}> {value}, ptr %cold.value, align 64")
+            self.line(f"call preserve_allcc void {function}(ptr %ctx, ptr %cold.places, ptr %cold.value, {where})")
+            return
+        function = self._field(f"store{element[1:]}", "ptr")
+        self.line(f"call void {function}(ptr %ctx, <32 x i64> {places}, <32 x {element}> {value}, {where})")
+
+    def report(self, access: Access, places: str, store: bool) -> None:
+        """Record a fault at `places`, which the caller knows to be outside every extent."""
+        if store:
+            self.out_of_line_store(access, places, "zeroinitializer")
+        else:
+            self.out_of_line_load(access, places)

@@ -1,0 +1,372 @@
+"""Control flow: which blocks need lane masks, and where lanes meet again.
+
+A divergent branch sends lanes both ways. The blocks between it and its post-dominator are *masked*: each has a mask of
+the lanes waiting to run it, and a connected group of them (a Region) is run as one chain in loop-contiguous
+topological order, so that lanes meet again as early as they can. Everything else is ordinary scalar control flow.
+A branch to a block that only returns does not count: it just shrinks the set of live lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from cudaops.emulator.ptx import Block, Function, Group, Instruction, Mem, Operand, Pair, Reg, Sym, Vec
+from cudaops.errors import EmulatorError
+
+NO_RESULT = frozenset(
+    [
+        "st",
+        "red",
+        "bra",
+        "brx",
+        "ret",
+        "exit",
+        "trap",
+        "bar",
+        "barrier",
+        "membar",
+        "fence",
+        "prefetch",
+        "prefetchu",
+        "cp",
+        "discard",
+        "applypriority",
+        "griddepcontrol",
+        "nanosleep",
+        "stmatrix",
+        "brkpt",
+        "pmevent",
+    ]
+)
+TERMINATORS = frozenset({"bra", "brx", "ret", "exit", "trap"})
+RETURNS = frozenset({"ret", "exit"})
+
+
+def registers_in(operand: Operand) -> Iterator[Reg]:
+    match operand:
+        case Reg():
+            yield operand
+        case Mem(base, _):
+            yield from registers_in(base)
+        case Vec(items) | Group(items):
+            for item in items:
+                yield from registers_in(item)
+        case Pair(first, second):
+            yield from registers_in(first)
+            yield from registers_in(second)
+
+
+def results(ins: Instruction) -> tuple[Reg, ...]:
+    """The registers an instruction writes."""
+    if ins.base in NO_RESULT or not ins.operands:
+        return ()
+    if ins.base == "call":
+        return ()
+    if isinstance(ins.operands[0], Mem):
+        return ()
+    return tuple(registers_in(ins.operands[0]))
+
+
+def sources(ins: Instruction) -> Iterator[Reg]:
+    """The registers an instruction reads, its guard included."""
+    if ins.guard is not None:
+        yield ins.guard
+    skip = 1 if results(ins) else 0
+    for operand in ins.operands[skip:]:
+        yield from registers_in(operand)
+
+
+def is_barrier(ins: Instruction) -> bool:
+    """bar.sync / barrier.sync: the warp's turn ends here. (bar.warp.sync is not one.)"""
+    return ins.base in ("bar", "barrier") and "sync" in ins.parts and "warp" not in ins.parts
+
+
+@dataclass
+class Loop:
+    header: int
+    last: int  # the last block of the loop in chain order: the back edge is taken after it
+    depth: int
+
+
+@dataclass
+class Region:
+    """Masked blocks that run as one chain; every lane leaves it for `exit` (None: they return)."""
+
+    chain: list[int]
+    exit: int | None
+    loops: list[Loop] = field(default_factory=list)
+    cycles: list[frozenset[int]] = field(default_factory=list)
+
+
+class Flow:
+    """The control-flow graph of a function, blocks split behind barriers."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.blocks = list(_split_at_barriers(function.blocks))
+        index = {block.label: n for n, block in enumerate(self.blocks)}
+        n = len(self.blocks)
+        self.succ: list[tuple[int, ...]] = []
+        for b, block in enumerate(self.blocks):
+            last = block.instructions[-1] if block.instructions else None
+            base = last.base if last is not None else ""
+            if base == "bra":
+                assert last is not None
+                target = last.operands[-1]
+                if not isinstance(target, Sym) or target.name not in index:
+                    raise EmulatorError(f"{last.file}:{last.line}: branch to an unknown label: {last}")
+                to = index[target.name]
+                self.succ.append((to, b + 1) if last.guard is not None else (to,))
+            elif base == "brx":
+                raise EmulatorError(f"{last.file}:{last.line}: {last.opcode} is not supported yet")  # type: ignore[union-attr]
+            elif base in TERMINATORS or b + 1 == n:
+                self.succ.append(())
+            else:
+                self.succ.append((b + 1,))
+        self.reachable = self._depth_first()
+        self.pred: list[list[int]] = [[] for _ in range(n)]
+        for b in self.reachable:
+            for s in self.succ[b]:
+                self.pred[s].append(b)
+        self.lone_return = {
+            b for b in self.reachable
+            if len(self.blocks[b].instructions) <= 1 and all(i.base in RETURNS for i in self.blocks[b].instructions)
+            and not self.succ[b]
+        }  # fmt: skip
+        self.dominators = self._dominators()
+        self.post = self._post_dominators()
+        self.live_in = self._liveness()
+        self.divergent: frozenset[int] = frozenset()  # as last given to `masked`
+
+    # -- graph ----------------------------------------------------------------------------------------------------
+    def _depth_first(self) -> list[int]:
+        """Reachable blocks in reverse post-order."""
+        seen, order = {0}, []
+        stack = [(0, iter(self.succ[0]))]
+        while stack:
+            b, edges = stack[-1]
+            for s in edges:
+                if s not in seen:
+                    seen.add(s)
+                    stack.append((s, iter(self.succ[s])))
+                    break
+            else:
+                order.append(b)
+                stack.pop()
+        return order[::-1]
+
+    def _dominators(self) -> dict[int, int]:
+        """block -> bit set of the blocks that dominate it (itself included)."""
+        everything = sum(1 << b for b in self.reachable)
+        dom = dict.fromkeys(self.reachable, everything)
+        dom[0] = 1
+        changed = True
+        while changed:
+            changed = False
+            for b in self.reachable:
+                if b == 0:
+                    continue
+                new = everything
+                for p in self.pred[b]:
+                    new &= dom[p]
+                new |= 1 << b
+                if new != dom[b]:
+                    dom[b], changed = new, True
+        return dom
+
+    def meeting_succ(self, b: int) -> tuple[int, ...]:
+        """Successors that count for where lanes meet: a conditional jump to a lone return does not."""
+        kept = tuple(s for s in self.succ[b] if s not in self.lone_return)
+        return kept if kept else self.succ[b]
+
+    def _post_dominators(self) -> dict[int, int]:
+        n = len(self.blocks)  # n is the virtual exit
+        everything = sum(1 << b for b in self.reachable) | 1 << n
+        post = dict.fromkeys(self.reachable, everything)
+        post[n] = 1 << n
+        changed = True
+        while changed:
+            changed = False
+            for b in reversed(self.reachable):
+                edges = self.meeting_succ(b) or (n,)
+                new = everything
+                for s in edges:
+                    new &= post[s]
+                new |= 1 << b
+                if new != post[b]:
+                    post[b], changed = new, True
+        return post
+
+    def meeting_point(self, blocks: Iterable[int]) -> int:
+        """The nearest block that all of `blocks` must reach (they themselves count); n where there is none."""
+        n = len(self.blocks)
+        common = -1
+        for b in blocks:
+            common &= self.post[b]
+        found = list(_bits(common))
+        # The nearest is the one that every other common post-dominator post-dominates.
+        return max(found, key=lambda b: self.post[b].bit_count()) if found else n
+
+    def _liveness(self) -> dict[int, frozenset[str]]:
+        use: dict[int, set[str]] = {}
+        kill: dict[int, set[str]] = {}
+        for b in self.reachable:
+            use[b], kill[b] = set(), set()
+            for ins in self.blocks[b].instructions:
+                use[b].update(r.name for r in sources(ins) if r.name not in kill[b])
+                kill[b].update(r.name for r in results(ins))
+        live: dict[int, set[str]] = {b: set(use[b]) for b in self.reachable}
+        changed = True
+        while changed:
+            changed = False
+            for b in reversed(self.reachable):
+                out: set[str] = set().union(*(live[s] for s in self.succ[b]))
+                new = use[b] | (out - kill[b])
+                if len(new) != len(live[b]):
+                    live[b], changed = new, True
+        return {b: frozenset(names) for b, names in live.items()}
+
+    # -- masks ----------------------------------------------------------------------------------------------------
+    def masked(self, divergent: set[int]) -> set[int]:
+        """The blocks that need a mask, given the blocks that end in a divergent branch."""
+        n = len(self.blocks)
+        self.divergent = frozenset(divergent)
+        found: set[int] = set()
+        for b in divergent:
+            edges = self.meeting_succ(b)
+            if len(edges) > 1:
+                found |= self._between(edges, self.meeting_point(edges))
+        while True:
+            grown = False
+            for group in self._components(found):
+                exits = self._exits(group)
+                if len(exits) > 1:
+                    meet = self.meeting_point(exits)
+                    more = self._between(exits, meet)
+                    if meet == n:
+                        more |= exits
+                    if more - found:
+                        found |= more
+                        grown = True
+            if not grown:
+                return found - self.lone_return
+
+    def _between(self, starts: Iterable[int], stop: int) -> set[int]:
+        seen: set[int] = set()
+        stack = [b for b in starts if b != stop]
+        while stack:
+            b = stack.pop()
+            if b in seen:
+                continue
+            seen.add(b)
+            stack.extend(s for s in self.meeting_succ(b) if s != stop and s not in seen)
+        return seen
+
+    def _components(self, masked: set[int]) -> list[set[int]]:
+        """Connected groups; the two sides of a divergent branch are connected, even where it itself has no mask."""
+        sides: dict[int, set[int]] = {}
+        for d in self.divergent:
+            both = {s for s in self.succ[d] if s in masked}
+            for s in both:
+                sides.setdefault(s, set()).update(both)
+        left, groups = set(masked), []
+        while left:
+            stack, group = [left.pop()], set()
+            while stack:
+                b = stack.pop()
+                group.add(b)
+                for s in (*self.succ[b], *self.pred[b], *sides.get(b, ())):
+                    if s in left:
+                        left.discard(s)
+                        stack.append(s)
+            groups.append(group)
+        return groups
+
+    def _exits(self, group: set[int]) -> set[int]:
+        return {s for b in group for s in self.succ[b] if s not in group and s not in self.lone_return}
+
+    def regions(self, masked: set[int]) -> list[Region]:
+        found = []
+        for group in self._components(masked):
+            exits = self._exits(group)
+            region = Region([], min(exits) if exits else None)
+            self._order(group, region, None, 0)
+            found.append(region)
+        return found
+
+    def _order(self, blocks: set[int], region: Region, header: int | None, depth: int) -> None:
+        """Append `blocks` to the chain in topological order, each loop in one piece, its header first."""
+        for part in _strong_components(blocks, lambda b: [s for s in self.succ[b] if s in blocks and s != header]):
+            if len(part) == 1 and (b := next(iter(part))) not in (s for s in self.succ[b] if s != header):
+                region.chain.append(b)
+                continue
+            entries = [b for b in part if any(p not in part for p in self.pred[b])]
+            rank = {b: n for n, b in enumerate(self.reachable)}
+            top = min(entries or part, key=lambda b: rank[b])
+            region.cycles.append(frozenset(part))
+            loop = Loop(top, -1, depth)
+            region.loops.append(loop)
+            self._order(set(part), region, top, depth + 1)
+            loop.last = region.chain[-1]
+
+
+def _bits(value: int) -> Iterator[int]:
+    while value:
+        low = value & -value
+        yield low.bit_length() - 1
+        value ^= low
+
+
+def _strong_components(blocks: set[int], succ) -> list[set[int]]:  # type: ignore[no-untyped-def]
+    """Tarjan's strongly connected components, in topological order (no recursion: kernels can be long)."""
+    index: dict[int, int] = {}
+    low: dict[int, int] = {}
+    on_stack: set[int] = set()
+    stack: list[int] = []
+    found: list[set[int]] = []
+    for root in sorted(blocks):
+        if root in index:
+            continue
+        work = [(root, iter(succ(root)))]
+        index[root] = low[root] = len(index)
+        stack.append(root)
+        on_stack.add(root)
+        while work:
+            b, edges = work[-1]
+            for s in edges:
+                if s not in index:
+                    index[s] = low[s] = len(index)
+                    stack.append(s)
+                    on_stack.add(s)
+                    work.append((s, iter(succ(s))))
+                    break
+                if s in on_stack:
+                    low[b] = min(low[b], index[s])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[b])
+                if low[b] == index[b]:
+                    part = set()
+                    while True:
+                        top = stack.pop()
+                        on_stack.discard(top)
+                        part.add(top)
+                        if top == b:
+                            break
+                    found.append(part)
+    return found[::-1]
+
+
+def _split_at_barriers(blocks: Iterable[Block]) -> Iterator[Block]:
+    count = 0
+    for block in blocks:
+        label, code = block.label, []
+        for ins in block.instructions:
+            code.append(ins)
+            if is_barrier(ins):
+                yield Block(label, tuple(code))
+                count += 1
+                label, code = f"$after_barrier{count}", []
+        yield Block(label, tuple(code))

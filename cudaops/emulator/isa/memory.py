@@ -1,0 +1,281 @@
+"""ld and st. Every access is checked against the extents it may touch; bad lanes are masked off before it happens.
+
+By what is known of the address over the lanes, an access is a scalar, one plain vector access, one wide load and a
+constant shuffle, a gather over constant offsets, or (varying) a call out of line that looks for runs of 8 lanes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cudaops.emulator.isa.integer import BITS, INTS
+from cudaops.emulator.isa.table import rule
+from cudaops.emulator.lanes import Lanes
+from cudaops.emulator.ptx import TYPE_BITS, Instruction, Mem, Operand, Sym, Vec
+
+if TYPE_CHECKING:
+    from cudaops.emulator.codegen import Codegen
+
+SPACES = "param param::entry global shared shared::cta local const"
+HINTS = (
+    "nc ca cg cs lu cv wb wt volatile relaxed weak acquire release cta gpu sys cluster mmio v2 v4 "
+    "L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate "
+    "L2::evict_normal L2::evict_first L2::evict_last L2::64B L2::128B L2::256B L2::cache_hint"
+)
+EXTENTS = ("global", "shared", "local", "const", "param")
+WIDEST_HULL = 160  # elements: a wider spread of the lanes is gathered
+
+
+@dataclass
+class Access:
+    """One ld or st, taken apart."""
+
+    ins: Instruction
+    space: str  # global (const too), shared, local, param, generic
+    type: str
+    items: tuple[Operand, ...]  # registers, one an element
+    address: Lanes
+
+    @property
+    def element(self) -> str:
+        return f"i{max(TYPE_BITS[self.type], 8)}"
+
+    @property
+    def bytes(self) -> int:
+        return TYPE_BITS[self.type] // 8
+
+    @property
+    def total(self) -> int:
+        return self.bytes * len(self.items)
+
+
+def access(g: Codegen, ins: Instruction, register: Operand, address: Operand) -> Access:
+    space = next((p.split("::")[0] for p in ins.parts if p.split("::")[0] in EXTENTS), "")
+    if not space:
+        space = "generic"
+    items = register.items if isinstance(register, Vec) else (register,)
+    return Access(ins, "global" if space == "const" else space, ins.type, items, g.lanes_of(address))
+
+
+@rule("ld ldu", f"{BITS} {INTS} b8 s8 u8 f32 f64", f"{SPACES} {HINTS}")
+def ld(g: Codegen, ins: Instruction) -> None:
+    source = ins.operands[1]
+    assert isinstance(source, Mem)
+    if ins.parts[1].startswith("param") and isinstance(source.base, Sym):
+        _load_parameter(g, ins, source)
+        return
+    a = access(g, ins, ins.operands[0], source)
+    if a.address.uniform:
+        values = _load_uniform(g, a, source)
+    elif not a.address.varying:
+        values = _load_affine(g, a, source)
+    else:
+        values = _load_varying(g, a, g.address_vector(source, a.space))
+    for item, value in zip(a.items, values, strict=True):
+        g.write(item, value, a.type, vector=not a.address.uniform)
+
+
+@rule("st", f"{BITS} {INTS} b8 s8 u8 f32 f64", f"{SPACES} {HINTS}")
+def st(g: Codegen, ins: Instruction) -> None:
+    target = ins.operands[0]
+    assert isinstance(target, Mem)
+    a = access(g, ins, ins.operands[1], target)
+    if a.address.uniform:
+        _store_uniform(g, a, target)
+    elif not a.address.varying:
+        _store_affine(g, a, target)
+    else:
+        values = [_bits(g, a, g.read(item, a.type, vector=True), True) for item in a.items]
+        _store_varying(g, a, g.address_vector(target, a.space), values)
+
+
+def _load_parameter(g: Codegen, ins: Instruction, source: Mem) -> None:
+    assert isinstance(source.base, Sym)
+    base = g.parameter_offset(ins, source.base.name) + source.offset
+    items = ins.operands[0].items if isinstance(ins.operands[0], Vec) else (ins.operands[0],)
+    size = TYPE_BITS[ins.type] // 8
+    for n, item in enumerate(items):
+        pointer = g.emit(f"getelementptr i8, ptr {g.argument_block()}, i64 {base + n * size}")
+        held = f"b{8 * size}" if ins.type[0] == "f" else ins.type
+        g.write(item, g.emit(f"load i{8 * size}, ptr {pointer}, align 1"), held, vector=False)
+
+
+def _bits(g: Codegen, a: Access, value: str, vector: bool) -> str:
+    """A float as the integer of its bits."""
+    if a.type[0] != "f":
+        return value
+    ty = g.llvm(a.type, vector)
+    return g.emit(f"bitcast {ty} {value} to {g.shape(a.element, vector)}")
+
+
+def _values(g: Codegen, a: Access, values: list[str], vector: bool) -> list[str]:
+    if a.type[0] != "f":
+        return values
+    ty = g.llvm(a.type, vector)
+    return [g.emit(f"bitcast {g.shape(a.element, vector)} {v} to {ty}") for v in values]
+
+
+# -- uniform ----------------------------------------------------------------------------------------------------------
+def _load_uniform(g: Codegen, a: Access, source: Mem) -> list[str]:
+    address = g.address_scalar(source, a.space)
+
+    def fast() -> list[str]:
+        return [g.emit(f"load {a.element}, ptr {p}, align 1") for p in g.pointers(address, a)]
+
+    values = g.checked(a, address, a.total, 0, fast, lambda: _report_scalar(g, a, address))
+    return _values(g, a, values, False)
+
+
+def _store_uniform(g: Codegen, a: Access, target: Mem) -> None:
+    """Every lane writes the same place: the highest active lane is the one seen."""
+    address = g.address_scalar(target, a.space)
+    values = []
+    for item in a.items:
+        if g.lanes_of(item).uniform:
+            values.append(_bits(g, a, g.read(item, a.type, vector=False), False))
+        else:
+            value = _bits(g, a, g.read(item, a.type, vector=True), True)
+            values.append(g.emit(f"extractelement <32 x {a.element}> {value}, i32 {g.last_active_lane()}"))
+
+    def fast() -> list[str]:
+        for p, value in zip(g.pointers(address, a), values, strict=True):
+            g.line(f"store {a.element} {value}, ptr {p}, align 1")
+        return []
+
+    g.checked(a, address, a.total, 0, fast, lambda: _report_scalar(g, a, address, store=True))
+
+
+def _report_scalar(g: Codegen, a: Access, address: str, store: bool = False) -> list[str]:
+    """Not inside any extent: the out-of-line load reports it (and gives 0); nothing is stored."""
+    g.report(a, g.splat_value("i64", address), store)
+    return [] if store else ["0"] * len(a.items)
+
+
+# -- affine -----------------------------------------------------------------------------------------------------------
+def _load_affine(g: Codegen, a: Access, source: Mem) -> list[str]:
+    offsets = a.address.offsets
+    assert offsets is not None
+    low = min(offsets)
+    hull = max(offsets) - low + a.total
+    address = g.address_scalar(source, a.space)
+
+    def fast() -> list[str]:
+        size = a.bytes
+        count = hull // size
+        steps = [(o - low) // size for o in offsets]
+        if hull % size or any((o - low) % size for o in offsets) or count > WIDEST_HULL:
+            return _gather_affine(g, a, address)
+        start = g.pointer(address, low)
+        if len(a.items) == 1 and steps == list(range(32)):
+            return [g.emit(f"load <32 x {a.element}>, ptr {start}, align 1")]
+        wide = g.emit(f"load <{count} x {a.element}>, ptr {start}, align 1")
+        return [
+            g.emit(
+                f"shufflevector <{count} x {a.element}> {wide}, <{count} x {a.element}> poison, "
+                + g.constant_vector("i32", [s + n for s in steps])
+            )
+            for n in range(len(a.items))
+        ]
+
+    values = g.checked(
+        a, address, hull, low, fast, lambda: _load_varying(g, a, g.address_vector(source, a.space), raw=True)
+    )
+    return _values(g, a, values, True)
+
+
+def _gather_affine(g: Codegen, a: Access, address: str) -> list[str]:
+    assert a.address.offsets is not None
+    found = []
+    for n in range(len(a.items)):
+        base = g.splat_value("i64", address)
+        places = g.binary("add", "<32 x i64>", base, g.vector_text("i64", [o + n * a.bytes for o in a.address.offsets]))
+        pointers = g.emit(f"inttoptr <32 x i64> {places} to <32 x ptr>")
+        name = f"llvm.masked.gather.v32{a.element}.v32p0"
+        ty = f"<32 x {a.element}>"
+        found.append(
+            g.emit(
+                f"call {ty} @{g.declare(name, ty, '<32 x ptr>, i32, <32 x i1>, ' + ty)}(<32 x ptr> {pointers}, i32 1, "
+                f"<32 x i1> {g.mask_or_full()}, {ty} zeroinitializer)"
+            )
+        )
+    return found
+
+
+def _store_affine(g: Codegen, a: Access, target: Mem) -> None:
+    offsets = a.address.offsets
+    assert offsets is not None
+    low = min(offsets)
+    hull = max(offsets) - low + a.total
+    address = g.address_scalar(target, a.space)
+    values = [_bits(g, a, g.read(item, a.type, vector=True), True) for item in a.items]
+    contiguous = [o - low for o in offsets] == [n * a.total for n in range(32)]
+
+    def fast() -> list[str]:
+        if not contiguous:
+            _store_varying(g, a, g.address_vector(target, a.space), values)
+            return []
+        count = 32 * len(values)
+        whole, mask = interleave(g, a.element, values), g.mask
+        ty = f"<{count} x {a.element}>"
+        start = g.pointer(address, low)
+        if mask is None:
+            g.line(f"store {ty} {whole}, ptr {start}, align 1")
+        else:
+            spread = mask if len(values) == 1 else interleave(g, "i1", [mask] * len(values))
+            name = g.declare(f"llvm.masked.store.v{count}{a.element}.p0", "void", f"{ty}, ptr, i32, <{count} x i1>")
+            g.line(f"call void @{name}({ty} {whole}, ptr {start}, i32 1, <{count} x i1> {spread})")
+        return []
+
+    if not contiguous:
+        fast()  # the out-of-line store does its own checks
+        return
+    g.checked(a, address, hull, low, fast, lambda: _slow_store(g, a, target, values))
+
+
+def _slow_store(g: Codegen, a: Access, target: Mem, values: list[str]) -> list[str]:
+    _store_varying(g, a, g.address_vector(target, a.space), values)
+    return []
+
+
+def interleave(g: Codegen, element: str, values: list[str]) -> str:
+    """v0[0] v1[0] ... v0[1] v1[1] ... as one vector."""
+    if len(values) == 1:
+        return values[0]
+    width, level = 32, list(values)
+    while len(level) > 1:
+        level = [
+            g.emit(
+                f"shufflevector <{width} x {element}> {level[i]}, <{width} x {element}> {level[i + 1]}, "
+                + g.constant_vector("i32", range(2 * width))
+            )
+            for i in range(0, len(level), 2)
+        ]
+        width *= 2
+    order = [n * 32 + lane for lane in range(32) for n in range(len(values))]
+    ty = f"<{width} x {element}>"
+    return g.emit(f"shufflevector {ty} {level[0]}, {ty} poison, {g.constant_vector('i32', order)}")
+
+
+# -- varying ----------------------------------------------------------------------------------------------------------
+def _load_varying(g: Codegen, a: Access, addresses: str, raw: bool = False) -> list[str]:
+    values = []
+    for n in range(len(a.items)):
+        places = addresses
+        if n:
+            places = g.binary("add", "<32 x i64>", addresses, g.vector_text("i64", [n * a.bytes] * 32))
+        values.append(g.out_of_line_load(a, places))
+    return values if raw else _values(g, a, values, True)
+
+
+def _store_varying(g: Codegen, a: Access, addresses: str, values: list[str]) -> None:
+    for n, value in enumerate(values):
+        places = addresses
+        if n:
+            places = g.binary("add", "<32 x i64>", addresses, g.vector_text("i64", [n * a.bytes] * 32))
+        g.out_of_line_store(a, places, value)
+
+
+@rule("prefetch prefetchu", "", "global local L1 L2 L2::evict_last L2::evict_normal")
+def prefetch(g: Codegen, ins: Instruction) -> None:
+    """A hint."""

@@ -1,0 +1,107 @@
+"""Instructions in which the lanes of a warp, or the warps of a block, meet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cudaops.emulator.isa.table import rule
+from cudaops.emulator.lanes import LANE
+from cudaops.emulator.ptx import Instruction, Pair
+
+if TYPE_CHECKING:
+    from cudaops.emulator.codegen import Codegen
+
+
+@rule("shfl", "b32", "sync up down bfly idx")
+def shfl(g: Codegen, ins: Instruction) -> None:
+    """c = clamp | segment mask << 8; a lane whose source is out of range copies its own value, with p = false."""
+    mode = ins.parts[-2]
+    target = ins.operands[0]
+    data = target.first if isinstance(target, Pair) else target
+    value = g.read(ins.operands[1], "b32", vector=True)
+    lane_operand, c_operand = g.lanes_of(ins.operands[2]), g.lanes_of(ins.operands[3])
+    v32, bools = "<32 x i32>", "<32 x i1>"
+    if lane_operand.constant and lane_operand.uniform and c_operand.constant and c_operand.uniform:
+        assert lane_operand.low is not None and c_operand.low is not None
+        picks, inside = zip(*(shuffle_source(mode, i, lane_operand.low, c_operand.low) for i in LANE), strict=True)
+        moved = g.emit(f"shufflevector {v32} {value}, {v32} poison, {g.constant_vector('i32', picks)}")
+        valid = g.vector_text("i1", [int(p) for p in inside])
+    else:
+        b = g.binary("and", v32, g.read(ins.operands[2], "b32", vector=True), g.splat32(31))
+        c = g.read(ins.operands[3], "b32", vector=True)
+        clamp = g.binary("and", v32, c, g.splat32(31))
+        segment = g.binary("and", v32, g.binary("lshr", v32, c, g.splat32(8)), g.splat32(31))
+        lanes = g.vector_text("i32", LANE)
+        other = g.binary("xor", v32, segment, g.splat32(-1))
+        low = g.binary("and", v32, lanes, segment)
+        high = g.binary("or", v32, low, g.binary("and", v32, clamp, other))
+        if mode == "idx":
+            j = g.binary("or", v32, low, g.binary("and", v32, b, other))
+        else:
+            j = g.binary({"up": "sub", "down": "add", "bfly": "xor"}[mode], v32, lanes, b)
+        valid = g.emit(f"icmp {'sge' if mode == 'up' else 'sle'} {v32} {j}, {high}")
+        j = g.emit(f"select {bools} {valid}, {v32} {j}, {v32} {lanes}")
+        moved = g.permute32(value, j)
+    g.write(data, moved, "b32", vector=True)
+    if isinstance(target, Pair):
+        g.write(target.second, valid, "pred", vector=True)
+
+
+def shuffle_source(mode: str, lane: int, b: int, c: int) -> tuple[int, bool]:
+    """(lane that is read, the predicate) of shfl for one lane, from the PTX ISA's pseudo-code."""
+    b, clamp, segment = b & 31, c & 31, c >> 8 & 31
+    low = lane & segment
+    high = low | (clamp & ~segment & 31)
+    if mode == "up":
+        j = lane - b
+        valid = j >= high
+    elif mode == "down":
+        j = lane + b
+        valid = j <= high
+    elif mode == "bfly":
+        j = lane ^ b
+        valid = j <= high
+    else:
+        j = low | (b & ~segment & 31)
+        valid = j <= high
+    return (j if valid else lane), valid
+
+
+@rule("vote", "pred b32", "sync all any uni ballot")
+def vote(g: Codegen, ins: Instruction) -> None:
+    p = g.bits_of(g.read(ins.operands[1], "pred", vector=True))
+    active = g.bits_of(g.mask_or_full())
+    if len(ins.operands) > 2:
+        active = g.binary("and", "i32", active, g.read(ins.operands[2], "b32", vector=False))
+    true = g.binary("and", "i32", p, active)
+    kind = ins.parts[-2]
+    if kind == "ballot":
+        g.write(ins.operands[0], true, "b32", vector=False)
+        return
+    everyone = g.emit(f"icmp eq i32 {true}, {active}")
+    someone = g.emit(f"icmp ne i32 {true}, 0")
+    if kind == "uni":
+        value = g.emit(f"or i1 {everyone}, {g.emit(f'xor i1 {someone}, true')}")
+    else:
+        value = everyone if kind == "all" else someone
+    g.write(ins.operands[0], value, "pred", vector=False)
+
+
+@rule("activemask", "b32")
+def activemask(g: Codegen, ins: Instruction) -> None:
+    g.write(ins.operands[0], g.bits_of(g.mask_or_full()), "b32", vector=False)
+
+
+@rule("bar", "", "warp sync")
+def bar_warp(g: Codegen, ins: Instruction) -> None:
+    """The lanes of a warp run in step: bar.warp.sync has nothing to wait for. bar.sync is codegen's own."""
+
+
+@rule("membar fence", "", "cta gl sys gpu acq_rel sc cluster acquire release")
+def fence(g: Codegen, ins: Instruction) -> None:
+    g.line("fence seq_cst")
+
+
+@rule("nanosleep", "u32")
+def nanosleep(g: Codegen, ins: Instruction) -> None:
+    """Sleeping changes no result."""

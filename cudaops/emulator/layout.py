@@ -1,0 +1,94 @@
+"""Where the structures lie that generated code and runtime share. Offsets in bytes; every field is 8 bytes wide
+unless said otherwise."""
+
+from __future__ import annotations
+
+# One a launch, shared by its workers.
+LAUNCH = {
+    name: 8 * n
+    for n, name in enumerate(
+        [
+            "warp_function",
+            "next_block",
+            "blocks",
+            "chunk",
+            "grid_x",
+            "grid_y",
+            "grid_z",
+            "abort",
+            "buffer_count",
+            "buffers",
+            "arguments",
+            "globals",
+            "warps",
+            "frame_bytes",
+            "shared_bytes",
+            "local_bytes",
+            "last_mask",
+        ]
+    )
+}
+LAUNCH_BYTES = 8 * len(LAUNCH)
+
+# One a worker thread; generated code calls it ctx.
+WORKER = {
+    name: 8 * n
+    for n, name in enumerate(
+        [
+            "launch",
+            "arguments",
+            "ctaid_xy",
+            "ctaid_z",
+            "nctaid_xy",
+            "nctaid_z",
+            "shared",
+            "shared_bytes",
+            "frames",
+            "locals",
+            "locals_bytes",
+            "slots",
+            "load8",
+            "load16",
+            "load32",
+            "load64",
+            "store8",
+            "store16",
+            "store32",
+            "store64",
+            "cold_load8",
+            "cold_load16",
+            "cold_load32",
+            "cold_load64",
+            "cold_store8",
+            "cold_store16",
+            "cold_store32",
+            "cold_store64",
+            "hull",
+            "globals",
+            "warp",
+            "block",
+            "error_kind",
+            "error_address",
+            "error_site",
+            "error_lane",
+            "error_warp",
+            "error_block",
+            "error_thread_mask",
+            "last_mask",
+            "done",
+        ]
+    )
+}
+WORKER_BYTES = 8 * len(WORKER)
+
+# A slot caches the extent that an access site found last: address, bytes.
+SLOT_BYTES = 16
+SHARED_SLOT, LOCAL_SLOT, FIRST_SLOT = 0, 1, 2
+
+# Which extents an access may touch.
+SPACES = {"shared": 1, "local": 2, "global": 4, "param": 4, "generic": 7}
+
+# A warp's frame: its program counter, then registers that live across a barrier.
+FRAME_REGISTERS = 64
+
+ERROR_ACCESS, ERROR_STORE, ERROR_BARRIER, ERROR_TRAP, ERROR_DEADLOCK = 1, 2, 3, 4, 5

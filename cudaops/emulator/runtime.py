@@ -1,0 +1,411 @@
+"""Launching generated code: object cache, memory of the workers, blocks shared out over threads, faults reported."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from cudaops import cache
+from cudaops.emulator import layout, native, support
+from cudaops.emulator.access import Site
+from cudaops.emulator.codegen import Codegen, Generated
+from cudaops.emulator.lanes import WARP, Geometry
+from cudaops.emulator.ptx import Module, parse
+from cudaops.errors import EmulatorError
+from cudaops.plan import LaunchConfig
+
+SECOND_THREAD_SECONDS = 200e-6  # less work than this is not worth waking another thread for
+_NO_EXTENT = -(1 << 62)  # length of an empty slot: nothing fits into it
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory that a launch may access: `nbytes` from the host address on, named in messages."""
+
+    address: int
+    nbytes: int
+    name: str
+
+
+@functools.lru_cache(maxsize=64)
+def _module(key: str, ptx: str) -> Module:
+    return parse(ptx)
+
+
+# -- code -------------------------------------------------------------------------------------------------------------
+_SUPPORT_SYMBOLS = [
+    f"cudaops_{kind}{bits}" for kind in ("load", "store", "cold_load", "cold_store") for bits in (8, 16, 32, 64)
+]
+
+
+@functools.cache
+def _support() -> tuple[Any, dict[str, int]]:
+    """(run, addresses of what generated code calls)"""
+    symbols = ["cudaops_run", "cudaops_hull", *_SUPPORT_SYMBOLS]
+    code = _cached("support", lambda: (native.machine_code(support.ir()), {}))[0]
+    addresses = dict(zip(symbols, native.load(code, symbols), strict=True))
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(addresses["cudaops_run"]), addresses
+
+
+def _cached(what: str, make: Any) -> tuple[bytes, dict[str, Any]]:
+    """(machine code, notes) from the disk cache, or made and stored there."""
+    key = hashlib.sha256(f"{what}\0{native.identity()}".encode()).hexdigest()
+    found = cache.load("emulator", key)
+    if found is not None:
+        size = int.from_bytes(found[:8], "little")
+        return found[8 + size :], json.loads(found[8 : 8 + size])
+    code, notes = make()
+    text = json.dumps(notes).encode()
+    cache.store("emulator", key, len(text).to_bytes(8, "little") + text + code)
+    return code, notes
+
+
+@dataclass(frozen=True)
+class _Code:
+    address: int
+    info: Generated
+
+
+_codes: dict[tuple[object, ...], _Code] = {}
+_codes_lock = threading.Lock()
+compilations = 0  # kernels that LLVM compiled in this process
+
+
+def _code(ptx: str, key: str, entry: str, geometry: Geometry, dynamic_shared: int) -> _Code:
+    what = (key, entry, geometry, dynamic_shared)
+    found = _codes.get(what)
+    if found is not None:
+        return found
+    with _codes_lock:
+        found = _codes.get(what)
+        if found is None:
+            code, notes = _cached(repr(what), lambda: _compile(ptx, key, entry, geometry, dynamic_shared))
+            notes["sites"] = tuple(Site(**site) for site in notes["sites"])
+            notes["globals_used"] = tuple(notes["globals_used"])
+            info = Generated(ir="", **notes)
+            (address,) = native.load(code, [info.symbol])
+            found = _codes[what] = _Code(address, info)
+    return found
+
+
+def _compile(
+    ptx: str, key: str, entry: str, geometry: Geometry, dynamic_shared: int
+) -> tuple[bytes, dict[str, object]]:
+    global compilations
+    compilations += 1
+    info = generate(ptx, key, entry, geometry, dynamic_shared)
+    notes = asdict(info)
+    del notes["ir"]
+    return native.machine_code(info.ir), notes
+
+
+def generate(ptx: str, key: str, entry: str, geometry: Geometry, dynamic_shared: int) -> Generated:
+    """The LLVM IR of an entry."""
+    module = _module(key, ptx)
+    function = module.functions.get(entry)
+    if function is None or not function.entry:
+        known = ", ".join(f.name for f in module.functions.values() if f.entry) or "none"
+        raise EmulatorError(f"no kernel {entry} in this PTX; kernels there: {known}")
+    return Codegen(module, function, geometry, dynamic_shared).generate("cudaops_kernel")
+
+
+# -- module globals ---------------------------------------------------------------------------------------------------
+class _Globals:
+    """The __device__ and __constant__ variables of a module; they live as long as the process."""
+
+    def __init__(self, module: Module) -> None:
+        self.memory: dict[str, np.ndarray[Any, Any]] = {}
+        chosen = [v for v in module.variables.values() if v.space in ("global", "const")]
+        for v in chosen:
+            self.memory[v.name] = _aligned(max(v.size, 1))
+            self.memory[v.name][: len(v.data)] = np.frombuffer(v.data, dtype=np.uint8)
+        for v in chosen:
+            for offset, symbol, addend in v.pointers:
+                if symbol not in self.memory:
+                    raise EmulatorError(f"{v.name} holds the address of {symbol}, which is not emulated yet")
+                address = self.memory[symbol].ctypes.data + addend
+                self.memory[v.name][offset : offset + 8] = np.frombuffer(address.to_bytes(8, "little"), dtype=np.uint8)
+        self.sizes = {v.name: v.size for v in chosen}
+
+    def buffers(self) -> list[Buffer]:
+        return [Buffer(memory.ctypes.data, self.sizes[name], name) for name, memory in self.memory.items()]
+
+
+_globals: dict[str, _Globals] = {}
+
+
+def _globals_of(key: str, ptx: str) -> _Globals:
+    found = _globals.get(key)
+    if found is None:
+        with _codes_lock:
+            found = _globals.setdefault(key, _Globals(_module(key, ptx)))
+    return found
+
+
+def _aligned(size: int) -> np.ndarray[Any, Any]:
+    """Zeroed bytes at a multiple of 64."""
+    raw = np.zeros(size + 64, dtype=np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size]
+
+
+# -- threads ----------------------------------------------------------------------------------------------------------
+_pool: ThreadPoolExecutor | None = None
+_pool_lock = threading.Lock()
+
+
+def _workers() -> ThreadPoolExecutor:
+    global _pool
+    if _pool is None:
+        with _pool_lock:
+            if _pool is None:
+                _pool = ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="cudaops")
+    return _pool
+
+
+def _after_fork() -> None:
+    """The child has none of the parent's threads, and perhaps a lock that one of them held."""
+    global _pool, _pool_lock, _codes_lock
+    _pool = None
+    _idle_workers.clear()
+    _pool_lock = threading.Lock()
+    _codes_lock = threading.Lock()
+    native._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class _Worker:
+    """What one thread needs to run blocks: its structure, frames, shared and local memory, extent slots.
+
+    Workers belong to no kernel: a launch takes them from a list and puts them back; they grow as kernels need.
+    """
+
+    def __init__(self) -> None:
+        self.fields = (ctypes.c_int64 * len(layout.WORKER))()
+        self.address = ctypes.addressof(self.fields)
+        self.memory = {name: _aligned(64) for name in ("frames", "shared", "locals", "slots")}
+
+    def reserve(self, name: str, size: int) -> int:
+        """The address of at least `size` bytes."""
+        if len(self.memory[name]) < size:
+            self.memory[name] = _aligned(size)
+        return int(self.memory[name].ctypes.data)
+
+    def ready(self, template: list[int], sizes: _Sizes, launch: int, arguments: int) -> None:
+        """Fill the structure for a launch."""
+        self.fields[:] = template  # type: ignore[assignment]
+        slots = self.reserve("slots", len(sizes.empty_slots))
+        ctypes.memmove(slots, sizes.empty_slots, len(sizes.empty_slots))
+        for name, value in (
+            ("launch", launch), ("arguments", arguments), ("slots", slots),
+            ("frames", self.reserve("frames", sizes.frames)), ("shared", self.reserve("shared", sizes.shared)),
+            ("locals", self.reserve("locals", sizes.locals)),
+        ):  # fmt: skip
+            self.fields[layout.WORKER[name] // 8] = value
+
+    def get(self, name: str) -> int:
+        return int(self.fields[layout.WORKER[name] // 8])
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Bytes that a kernel needs in each worker."""
+
+    frames: int
+    shared: int
+    locals: int
+    empty_slots: bytes
+
+
+_idle_workers: list[_Worker] = []
+
+
+def _take_worker() -> _Worker:
+    try:
+        return _idle_workers.pop()
+    except IndexError:
+        return _Worker()
+
+
+def _wait_for_all(waiting: list[Future[None]], launch: ctypes.Array[ctypes.c_int64]) -> None:
+    """Return, or raise, only when no thread uses the launch's memory any more: an interrupt makes them stop early."""
+    interrupt: KeyboardInterrupt | None = None
+    while waiting:
+        try:
+            waiting[-1].result()
+            waiting.pop()
+        except KeyboardInterrupt as error:
+            launch[layout.LAUNCH["abort"] // 8] = 1
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
+
+
+def _structure(offsets: dict[str, int], **values: int) -> list[int]:
+    fields = [0] * len(offsets)
+    for name, value in values.items():
+        fields[offsets[name] // 8] = value
+    return fields
+
+
+class Prepared:
+    """An entry compiled for a block shape, ready to be launched with any arguments."""
+
+    def __init__(self, ptx: str, key: str, entry: str, config: LaunchConfig, name: str) -> None:
+        self.config, self.name = config, name or entry
+        self.geometry = Geometry(config.block, config.grid[0] <= 65536)
+        self.code = _code(ptx, key, entry, self.geometry, config.smem_bytes)
+        info = self.code.info
+        self.shared_bytes = info.static_shared_bytes + config.smem_bytes
+        self.global_buffers = _globals_of(key, ptx).buffers()
+        memory = _globals_of(key, ptx).memory
+        used = [memory[name].ctypes.data for name in info.globals_used]
+        self.globals_table = np.array([*used, 0], dtype=np.int64)
+        self.block_seconds: float | None = None  # measured, a running mean
+        self.run, addresses = _support()
+        warps, (gx, gy, gz) = self.geometry.warps, config.grid
+        self.blocks = gx * gy * gz
+        local_bytes = info.local_bytes * WARP * warps
+        empty = np.tile(np.array([0, _NO_EXTENT], dtype=np.int64), info.slots).tobytes()
+        self.sizes = _Sizes(warps * info.frame_bytes, self.shared_bytes, local_bytes, empty)
+        self.worker_template = _structure(
+            layout.WORKER,
+            nctaid_xy=gx | gy << 32, nctaid_z=gz, shared_bytes=self.shared_bytes, locals_bytes=local_bytes,
+            hull=addresses["cudaops_hull"], globals=self.globals_table.ctypes.data,
+            **{name.removeprefix("cudaops_"): addresses[name] for name in _SUPPORT_SYMBOLS},
+        )  # fmt: skip
+        self.launch_template = _structure(
+            layout.LAUNCH,
+            warp_function=self.code.address, blocks=self.blocks, grid_x=gx, grid_y=gy, grid_z=gz, warps=warps,
+            frame_bytes=info.frame_bytes, shared_bytes=self.shared_bytes, local_bytes=info.local_bytes,
+        )  # fmt: skip
+
+    def __call__(self, arguments: bytes, buffers: Sequence[Buffer], threads: int = 1) -> None:
+        """Run all blocks. Raises EmulatorError for the first fault, after every thread has stopped."""
+        parameters = ctypes.create_string_buffer(arguments, len(arguments) + 16)
+        own = Buffer(ctypes.addressof(parameters), len(arguments), "the kernel's parameters")
+        extents = [*buffers, *self.global_buffers, own]
+        table = (ctypes.c_int64 * (2 * len(extents) + 1))(*(n for e in extents for n in (e.address, e.nbytes)))
+        count = self._threads(threads)
+        launch = (ctypes.c_int64 * len(layout.LAUNCH))(*self.launch_template)
+        launch[layout.LAUNCH["chunk"] // 8] = max(1, self.blocks // (count * 16))
+        launch[layout.LAUNCH["buffer_count"] // 8] = len(extents)
+        launch[layout.LAUNCH["buffers"] // 8] = ctypes.addressof(table)
+        workers = [_take_worker() for _ in range(count)]
+        for worker in workers:
+            worker.ready(self.worker_template, self.sizes, ctypes.addressof(launch), ctypes.addressof(parameters))
+        start = time.perf_counter()
+        waiting = [_workers().submit(self.run, worker.address) for worker in workers[1:]]
+        try:
+            self.run(workers[0].address)
+        finally:
+            _wait_for_all(waiting, launch)
+        seconds = (time.perf_counter() - start) * count / max(self.blocks, 1)
+        self.block_seconds = seconds if self.block_seconds is None else 0.7 * self.block_seconds + 0.3 * seconds
+        faults = [worker for worker in workers if worker.get("error_kind")]
+        message = ""
+        if faults:
+            message = self._describe(min(faults, key=lambda worker: worker.get("error_block")), extents)
+        _idle_workers.extend(workers)
+        if message:
+            raise EmulatorError(message)
+
+    def _threads(self, threads: int) -> int:
+        count = min(threads, self.blocks)
+        if count > 1 and self.block_seconds is not None:
+            count = min(count, 1 + int(self.block_seconds * self.blocks / SECOND_THREAD_SECONDS))
+        return max(count, 1)
+
+    # -- faults -----------------------------------------------------------------------------------------------------
+    def _describe(self, worker: _Worker, extents: Sequence[Buffer]) -> str:
+        site = self.code.info.sites[worker.get("error_site")]
+        kind = worker.get("error_kind")
+        gx, gy, _ = self.config.grid
+        b = worker.get("error_block")
+        block = (b % gx, b // gx % gy, b // (gx * gy))
+        head = f"{self.name}: {site.file}:{site.line}: "
+        if kind == layout.ERROR_BARRIER:
+            return (
+                f"{head}block {block}, warp {worker.get('error_warp')}: {site.opcode} in divergent code is not reached "
+                "by every thread; move it out of the branch"
+            )
+        if kind == layout.ERROR_TRAP:
+            return f"{head}block {block}, warp {worker.get('error_warp')}: the kernel executed {site.opcode}"
+        t = worker.get("error_warp") * WARP + worker.get("error_lane")
+        x, y, _ = self.geometry.block
+        thread = (t % x, t // x % y, t // (x * y))
+        address = worker.get("error_address") & (2**64 - 1)
+        place = self._place(site, address, worker, extents)
+        verb = "writes" if kind == layout.ERROR_STORE else "reads"
+        return f"{head}block {block}, thread {thread} {verb} {site.bytes} bytes {place}"
+
+    def _place(self, site: Site, address: int, worker: _Worker, extents: Sequence[Buffer]) -> str:
+        if site.space == "shared":
+            offset = address - worker.get("shared")
+            return f"at shared[{offset}] (bytes), but the block has {self.shared_bytes} bytes of shared memory"
+        if site.space == "local":
+            return "outside its local memory"
+        if not extents:
+            return f"at address {address:#x}, but the launch has no buffers"
+
+        def distance(extent: Buffer) -> int:
+            return max(extent.address - address, address - (extent.address + extent.nbytes), 0)
+
+        near = min(extents, key=distance)
+        if distance(near) > 1 << 32:
+            return f"at address {address:#x}, which is in none of the launch's buffers"
+        offset, size = address - near.address, max(site.bytes, 1)
+        if offset % size:
+            return f"at byte {offset} of {near.name}, which has {near.nbytes} bytes"
+        return f"at {near.name}[{offset // size}], but {near.name} has {near.nbytes // size} elements of {size} bytes"
+
+
+_prepared: dict[tuple[object, ...], Prepared] = {}
+
+
+def prepare(ptx: str, key: str, entry: str, config: LaunchConfig, name: str = "") -> Prepared:
+    """Compile (or fetch) `entry` for a launch geometry.
+
+    Arguments:
+        ptx, key: PTX text, and a string that identifies it (its hash).
+        name: what to call the kernel in messages; default the entry.
+    """
+    what = (key, entry, config, name)
+    found = _prepared.get(what)
+    if found is None:
+        found = _prepared.setdefault(what, Prepared(ptx, key, entry, config, name))
+    return found
+
+
+def execute(
+    ptx: str, key: str, entry: str, config: LaunchConfig, arguments: bytes, buffers: Sequence[Buffer],
+    *, threads: int = 1, kernel_name: str = "",
+) -> None:  # fmt: skip
+    """Run a kernel on host memory.
+
+    Arguments:
+        arguments: the packed parameter block, each parameter at its natural alignment; pointers are host addresses.
+        buffers: the extents that the kernel may access.
+        threads: CPU threads to use at most.
+
+    Raises EmulatorError for an unknown instruction, and for an access outside the buffers (after the launch stopped).
+    """
+    prepare(ptx, key, entry, config, kernel_name)(arguments, buffers, threads)
+
+
+def describe() -> str:
+    """What emulated kernels run on, such as 'AVX-512 (icelake-server)'."""
+    return f"{native.vector_extension()} ({native.host()[0]})"

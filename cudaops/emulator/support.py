@@ -1,0 +1,420 @@
+"""LLVM IR of what every kernel shares: checked loads and stores out of line, extent look-up, the block scheduler.
+
+Compiled once for a machine and reached through function pointers in the worker structure (layout.WORKER).
+"""
+
+from __future__ import annotations
+
+from cudaops.emulator import layout
+from cudaops.emulator.layout import LAUNCH, SPACES, WORKER
+
+ATTRIBUTES = (
+    'attributes #0 = { nounwind alignstack=64 "frame-pointer"="none" "prefer-vector-width"="512" '
+    '"min-legal-vector-width"="512" }'
+)
+
+
+def ir() -> str:
+    parts = [_DECLARATIONS, _hull(), _allowed()]
+    for bits in (8, 16, 32, 64):
+        parts.append(_load(bits))
+        parts.append(_store(bits))
+        parts.append(_cold(bits))
+    parts.append(_run())
+    parts.append(ATTRIBUTES)
+    return "\n".join(parts)
+
+
+_WHERE = "i32 %site, i32 %slot, i32 %spaces"
+
+_DECLARATIONS = """
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
+declare void @llvm.x86.sse.ldmxcsr(ptr)
+declare void @llvm.x86.sse.stmxcsr(ptr)
+"""
+
+
+def _field(name: str, value: str, ty: str = "i64", offsets: dict[str, int] = WORKER, base: str = "%ctx") -> str:
+    return f"""
+  {value}.at = getelementptr i8, ptr {base}, i64 {offsets[name]}
+  {value} = load {ty}, ptr {value}.at, align 8"""
+
+
+def _hull() -> str:
+    """hull(ctx, start, bytes, slot, spaces): is [start, start + bytes) in one extent? Then the slot remembers it."""
+    return f"""
+define preserve_allcc i1 @cudaops_hull(ptr %ctx, i64 %start, i64 %bytes, i32 %slot, i32 %spaces) #0 {{
+entry:{_field("slots", "%slots", "ptr")}{_field("launch", "%launch", "ptr")}
+  %slot64 = zext i32 %slot to i64
+  %slot.bytes = mul i64 %slot64, {layout.SLOT_BYTES}
+  %mine = getelementptr i8, ptr %slots, i64 %slot.bytes
+  %end = add i64 %start, %bytes
+  %want.shared = and i32 %spaces, {SPACES["shared"]}
+  %try.shared = icmp ne i32 %want.shared, 0
+  br i1 %try.shared, label %shared, label %not.shared
+shared:{_field("shared", "%s.low")}{_field("shared_bytes", "%s.size")}
+  %s.end = add i64 %s.low, %s.size
+  %s.a = icmp uge i64 %start, %s.low
+  %s.b = icmp ule i64 %end, %s.end
+  %s.in = and i1 %s.a, %s.b
+  br i1 %s.in, label %yes, label %not.shared
+not.shared:
+  %want.local = and i32 %spaces, {SPACES["local"]}
+  %try.local = icmp ne i32 %want.local, 0
+  br i1 %try.local, label %local, label %not.local
+local:{_field("locals", "%l.low")}{_field("locals_bytes", "%l.size")}
+  %l.end = add i64 %l.low, %l.size
+  %l.a = icmp uge i64 %start, %l.low
+  %l.b = icmp ule i64 %end, %l.end
+  %l.in = and i1 %l.a, %l.b
+  br i1 %l.in, label %yes, label %not.local
+not.local:
+  %want.global = and i32 %spaces, {SPACES["global"]}
+  %try.global = icmp ne i32 %want.global, 0
+  br i1 %try.global, label %global, label %no
+global:{_field("buffer_count", "%count", "i64", LAUNCH, "%launch")}
+  {_field("buffers", "%buffers", "ptr", LAUNCH, "%launch")}
+  br label %loop
+loop:
+  %n = phi i64 [ 0, %global ], [ %n.next, %next ]
+  %more = icmp ult i64 %n, %count
+  br i1 %more, label %try, label %no
+try:
+  %at = getelementptr [2 x i64], ptr %buffers, i64 %n
+  %g.low = load i64, ptr %at, align 8
+  %size.at = getelementptr i8, ptr %at, i64 8
+  %g.size = load i64, ptr %size.at, align 8
+  %g.end = add i64 %g.low, %g.size
+  %g.a = icmp uge i64 %start, %g.low
+  %g.b = icmp ule i64 %end, %g.end
+  %g.c = icmp uge i64 %end, %start
+  %g.ab = and i1 %g.a, %g.b
+  %g.in = and i1 %g.ab, %g.c
+  br i1 %g.in, label %yes, label %next
+next:
+  %n.next = add i64 %n, 1
+  br label %loop
+yes:
+  %low = phi i64 [ %s.low, %shared ], [ %l.low, %local ], [ %g.low, %try ]
+  %size = phi i64 [ %s.size, %shared ], [ %l.size, %local ], [ %g.size, %try ]
+  store i64 %low, ptr %mine, align 8
+  %mine.size = getelementptr i8, ptr %mine, i64 8
+  store i64 %size, ptr %mine.size, align 8
+  ret i1 true
+no:
+  ret i1 false
+}}
+"""
+
+
+def _allowed() -> str:
+    """allowed(ctx, addresses, mask, bytes, site, slot, spaces, kind): the mask without lanes that would fault.
+
+    The first fault of the worker is recorded.
+    """
+    notes = "".join(
+        f"""
+  %note.{field} = getelementptr i8, ptr %ctx, i64 {WORKER[field]}
+  store i64 {value}, ptr %note.{field}, align 8"""
+        for field, value in (
+            ("error_kind", "%kind64"),
+            ("error_address", "%address"),
+            ("error_site", "%site64"),
+            ("error_lane", "%lane64"),
+            ("error_warp", "%warp"),
+            ("error_block", "%block"),
+        )
+    )
+    return f"""
+define i32 @cudaops_allowed(ptr %ctx, <32 x i64> %addresses, i32 %mask, i64 %bytes, {_WHERE}, i32 %kind) #0 {{
+entry:
+  %places = alloca <32 x i64>, align 64
+  store <32 x i64> %addresses, ptr %places, align 64
+  br label %loop
+loop:
+  %lane = phi i32 [ 0, %entry ], [ %lane.next, %next ]
+  %good = phi i32 [ %mask, %entry ], [ %good.next, %next ]
+  %bit = shl i32 1, %lane
+  %on = and i32 %mask, %bit
+  %active = icmp ne i32 %on, 0
+  br i1 %active, label %test, label %next
+test:
+  %lane64 = zext i32 %lane to i64
+  %at = getelementptr i64, ptr %places, i64 %lane64
+  %address = load i64, ptr %at, align 8
+  %fine = call preserve_allcc i1 @cudaops_hull(ptr %ctx, i64 %address, i64 %bytes, i32 %slot, i32 %spaces)
+  br i1 %fine, label %next, label %fault
+fault:
+  %off = xor i32 %bit, -1
+  %less = and i32 %good, %off{_field("error_kind", "%old")}
+  %first = icmp eq i64 %old, 0
+  br i1 %first, label %note, label %next
+note:{_field("warp", "%warp")}{_field("block", "%block")}
+  %kind64 = zext i32 %kind to i64
+  %site64 = zext i32 %site to i64{notes}
+  br label %next
+next:
+  %good.next = phi i32 [ %good, %loop ], [ %good, %test ], [ %less, %fault ], [ %less, %note ]
+  %lane.next = add i32 %lane, 1
+  %end = icmp eq i32 %lane.next, 32
+  br i1 %end, label %out, label %loop
+out:
+  ret i32 %good.next
+}}
+"""
+
+
+def _check(bits: int, kind: int) -> str:
+    """Lanes outside the slot's extent go through `allowed`; %good is what may be touched."""
+    size = bits // 8
+    return f"""
+entry:{_field("slots", "%slots", "ptr")}
+  %slot64 = zext i32 %slot to i64
+  %slot.bytes = mul i64 %slot64, {layout.SLOT_BYTES}
+  %mine = getelementptr i8, ptr %slots, i64 %slot.bytes
+  %low = load i64, ptr %mine, align 8
+  %size.at = getelementptr i8, ptr %mine, i64 8
+  %size = load i64, ptr %size.at, align 8
+  %room = sub i64 %size, {size}
+  %low.1 = insertelement <32 x i64> poison, i64 %low, i32 0
+  %low.32 = shufflevector <32 x i64> %low.1, <32 x i64> poison, <32 x i32> zeroinitializer
+  %room.1 = insertelement <32 x i64> poison, i64 %room, i32 0
+  %room.32 = shufflevector <32 x i64> %room.1, <32 x i64> poison, <32 x i32> zeroinitializer
+  %into = sub <32 x i64> %addresses, %low.32
+  %under = icmp sgt <32 x i64> zeroinitializer, %into
+  %over = icmp sgt <32 x i64> %into, %room.32
+  %out = or <32 x i1> %under, %over
+  %out.bits = bitcast <32 x i1> %out to i32
+  %odd = and i32 %out.bits, %mask
+  %clean = icmp eq i32 %odd, 0
+  br i1 %clean, label %go, label %ask, !prof !0
+ask:
+  %asked = call i32 @cudaops_allowed(ptr %ctx, <32 x i64> %addresses, i32 %mask, i64 {size}, {_WHERE}, i32 {kind})
+  br label %go
+go:
+  %good = phi i32 [ %mask, %entry ], [ %asked, %ask ]
+  %lanes = bitcast i32 %good to <32 x i1>"""
+
+
+def _group(g: int, bits: int) -> str:
+    """Eight lanes of the addresses and mask, and whether they lie one behind the other."""
+    picks = ", ".join(f"i32 {8 * g + n}" for n in range(8))
+    steps = ", ".join(f"i64 {n * bits // 8}" for n in range(8))
+    return f"""
+g{g}:
+  %a{g} = shufflevector <32 x i64> %addresses, <32 x i64> poison, <8 x i32> <{picks}>
+  %m{g} = shufflevector <32 x i1> %lanes, <32 x i1> poison, <8 x i32> <{picks}>
+  %first{g} = extractelement <8 x i64> %a{g}, i32 0
+  %f{g} = insertelement <8 x i64> poison, i64 %first{g}, i32 0
+  %s{g} = shufflevector <8 x i64> %f{g}, <8 x i64> poison, <8 x i32> zeroinitializer
+  %w{g} = add <8 x i64> %s{g}, <{steps}>
+  %same{g} = icmp eq <8 x i64> %a{g}, %w{g}
+  %idle{g} = xor <8 x i1> %m{g}, splat (i1 true)
+  %ok{g} = or <8 x i1> %same{g}, %idle{g}
+  %bits{g} = bitcast <8 x i1> %ok{g} to i8
+  %run{g} = icmp eq i8 %bits{g}, -1"""
+
+
+def _load(bits: int) -> str:
+    v8, v32 = f"<8 x i{bits}>", f"<32 x i{bits}>"
+    text = f"""
+declare {v8} @llvm.masked.load.v8i{bits}.p0(ptr, i32, <8 x i1>, {v8})
+declare {v8} @llvm.masked.gather.v8i{bits}.v8p0(<8 x ptr>, i32, <8 x i1>, {v8})
+define {v32} @cudaops_load{bits}(ptr %ctx, <32 x i64> %addresses, i32 %mask, {_WHERE}) #0 {{
+{_check(bits, layout.ERROR_ACCESS)}
+  br label %g0"""
+    for g in range(4):
+        text += (
+            _group(g, bits)
+            + f"""
+  br i1 %run{g}, label %line{g}, label %spread{g}
+line{g}:
+  %p{g} = inttoptr i64 %first{g} to ptr
+  %l{g} = call {v8} @llvm.masked.load.v8i{bits}.p0(ptr %p{g}, i32 1, <8 x i1> %m{g}, {v8} zeroinitializer)
+  br label %have{g}
+spread{g}:
+  %q{g} = inttoptr <8 x i64> %a{g} to <8 x ptr>
+  %t{g} = call {v8} @llvm.masked.gather.v8i{bits}.v8p0(<8 x ptr> %q{g}, i32 1, <8 x i1> %m{g}, {v8} zeroinitializer)
+  br label %have{g}
+have{g}:
+  %r{g} = phi {v8} [ %l{g}, %line{g} ], [ %t{g}, %spread{g} ]
+  br label %g{g + 1}"""
+        )
+    order16 = ", ".join(f"i32 {n}" for n in range(16))
+    order32 = ", ".join(f"i32 {n}" for n in range(32))
+    return (
+        text
+        + f"""
+g4:
+  %x = shufflevector {v8} %r0, {v8} %r1, <16 x i32> <{order16}>
+  %y = shufflevector {v8} %r2, {v8} %r3, <16 x i32> <{order16}>
+  %z = shufflevector <16 x i{bits}> %x, <16 x i{bits}> %y, <32 x i32> <{order32}>
+  ret {v32} %z
+}}
+"""
+    )
+
+
+def _store(bits: int) -> str:
+    v8, v32 = f"<8 x i{bits}>", f"<32 x i{bits}>"
+    text = f"""
+declare void @llvm.masked.store.v8i{bits}.p0({v8}, ptr, i32, <8 x i1>)
+declare void @llvm.masked.scatter.v8i{bits}.v8p0({v8}, <8 x ptr>, i32, <8 x i1>)
+define void @cudaops_store{bits}(ptr %ctx, <32 x i64> %addresses, {v32} %value, i32 %mask, {_WHERE}) #0 {{
+{_check(bits, layout.ERROR_STORE)}
+  br label %g0"""
+    for g in range(4):
+        picks = ", ".join(f"i32 {8 * g + n}" for n in range(8))
+        text += (
+            _group(g, bits)
+            + f"""
+  %v{g} = shufflevector {v32} %value, {v32} poison, <8 x i32> <{picks}>
+  br i1 %run{g}, label %line{g}, label %spread{g}
+line{g}:
+  %p{g} = inttoptr i64 %first{g} to ptr
+  call void @llvm.masked.store.v8i{bits}.p0({v8} %v{g}, ptr %p{g}, i32 1, <8 x i1> %m{g})
+  br label %g{g + 1}
+spread{g}:
+  %q{g} = inttoptr <8 x i64> %a{g} to <8 x ptr>
+  call void @llvm.masked.scatter.v8i{bits}.v8p0({v8} %v{g}, <8 x ptr> %q{g}, i32 1, <8 x i1> %m{g})
+  br label %g{g + 1}"""
+        )
+    return text + "\ng4:\n  ret void\n}\n"
+
+
+def _cold(bits: int) -> str:
+    """The same for paths hardly ever taken: vectors pass through memory, and the caller keeps all its registers."""
+    v32 = f"<32 x i{bits}>"
+    where = f"i32 %mask, {_WHERE}"
+    return f"""
+define preserve_allcc void @cudaops_cold_load{bits}(ptr %ctx, ptr %places, ptr %value, {where}) #0 {{
+  %addresses = load <32 x i64>, ptr %places, align 64
+  %found = call {v32} @cudaops_load{bits}(ptr %ctx, <32 x i64> %addresses, {where})
+  store {v32} %found, ptr %value, align 64
+  ret void
+}}
+define preserve_allcc void @cudaops_cold_store{bits}(ptr %ctx, ptr %places, ptr %value, {where}) #0 {{
+  %addresses = load <32 x i64>, ptr %places, align 64
+  %given = load {v32}, ptr %value, align 64
+  call void @cudaops_store{bits}(ptr %ctx, <32 x i64> %addresses, {v32} %given, {where})
+  ret void
+}}
+"""
+
+
+def _run() -> str:
+    """run(ctx): take chunks of blocks from the launch's counter until none is left; the warps of a block in turns."""
+    fields = _field("launch", "%launch", "ptr")
+    for name, value, ty in (
+        ("warp_function", "%function", "ptr"), ("blocks", "%blocks", "i64"), ("chunk", "%chunk", "i64"),
+        ("grid_x", "%gx", "i64"), ("grid_y", "%gy", "i64"), ("warps", "%warps", "i64"),
+        ("frame_bytes", "%frame.bytes", "i64"),
+    ):  # fmt: skip
+        fields += _field(name, value, ty, LAUNCH, "%launch")
+    fields += _field("frames", "%frames", "ptr") + _field("shared", "%shared", "ptr")
+    fields += _field("shared_bytes", "%shared.bytes")
+    return f"""
+define void @cudaops_run(ptr %ctx) #0 {{
+entry:
+  %old.csr = alloca i32, align 4
+  %new.csr = alloca i32, align 4
+  store i32 {0x1F80}, ptr %new.csr, align 4
+  call void @llvm.x86.sse.stmxcsr(ptr %old.csr)
+  call void @llvm.x86.sse.ldmxcsr(ptr %new.csr){fields}
+  %counter = getelementptr i8, ptr %launch, i64 {LAUNCH["next_block"]}
+  %abort = getelementptr i8, ptr %launch, i64 {LAUNCH["abort"]}
+  %error = getelementptr i8, ptr %ctx, i64 {WORKER["error_kind"]}
+  %ctaid.x = getelementptr i8, ptr %ctx, i64 {WORKER["ctaid_xy"]}
+  %ctaid.y = getelementptr i8, ptr %ctx, i64 {WORKER["ctaid_xy"] + 4}
+  %ctaid.z = getelementptr i8, ptr %ctx, i64 {WORKER["ctaid_z"]}
+  %warp.at = getelementptr i8, ptr %ctx, i64 {WORKER["warp"]}
+  %block.at = getelementptr i8, ptr %ctx, i64 {WORKER["block"]}
+  %done.at = getelementptr i8, ptr %ctx, i64 {WORKER["done"]}
+  %has.shared = icmp ne i64 %shared.bytes, 0
+  br label %take
+take:
+  %stop = load atomic i64, ptr %abort monotonic, align 8
+  %stopped = icmp ne i64 %stop, 0
+  br i1 %stopped, label %out, label %grab
+grab:
+  %from = atomicrmw add ptr %counter, i64 %chunk monotonic
+  %left = icmp ult i64 %from, %blocks
+  br i1 %left, label %some, label %out
+some:
+  %upto = add i64 %from, %chunk
+  %fewer = icmp ult i64 %upto, %blocks
+  %to = select i1 %fewer, i64 %upto, i64 %blocks
+  br label %block
+block:
+  %b = phi i64 [ %from, %some ], [ %b.next, %block.end ]
+  store i64 %b, ptr %block.at, align 8
+  %x = urem i64 %b, %gx
+  %rest = udiv i64 %b, %gx
+  %y = urem i64 %rest, %gy
+  %z = udiv i64 %rest, %gy
+  %x32 = trunc i64 %x to i32
+  %y32 = trunc i64 %y to i32
+  %z32 = trunc i64 %z to i32
+  store i32 %x32, ptr %ctaid.x, align 4
+  store i32 %y32, ptr %ctaid.y, align 4
+  store i32 %z32, ptr %ctaid.z, align 4
+  br i1 %has.shared, label %poison.shared, label %reset
+poison.shared:
+  call void @llvm.memset.p0.i64(ptr %shared, i8 -1, i64 %shared.bytes, i1 false)
+  br label %reset
+reset:
+  %r = phi i64 [ 0, %block ], [ 0, %poison.shared ], [ %r.next, %reset ]
+  %r.offset = mul i64 %r, %frame.bytes
+  %r.frame = getelementptr i8, ptr %frames, i64 %r.offset
+  store i32 0, ptr %r.frame, align 4
+  %r.next = add i64 %r, 1
+  %r.more = icmp ult i64 %r.next, %warps
+  br i1 %r.more, label %reset, label %round
+round:
+  br label %warp
+warp:
+  %w = phi i64 [ 0, %round ], [ %w.next, %warp.end ]
+  %waiting = phi i32 [ 0, %round ], [ %waiting.next, %warp.end ]
+  %w.offset = mul i64 %w, %frame.bytes
+  %frame = getelementptr i8, ptr %frames, i64 %w.offset
+  %pc = load i32, ptr %frame, align 4
+  %ended = icmp eq i32 %pc, -1
+  br i1 %ended, label %warp.end, label %turn
+turn:
+  store i64 %w, ptr %warp.at, align 8
+  %w32 = trunc i64 %w to i32
+  %state = call i32 %function(ptr %ctx, ptr %frame, i32 %w32)
+  %over = icmp eq i32 %state, 0
+  br i1 %over, label %finish, label %warp.end
+finish:
+  store i32 -1, ptr %frame, align 4
+  br label %warp.end
+warp.end:
+  %mine = phi i32 [ 0, %warp ], [ 0, %finish ], [ 1, %turn ]
+  %waiting.next = or i32 %waiting, %mine
+  %w.next = add i64 %w, 1
+  %w.more = icmp ult i64 %w.next, %warps
+  br i1 %w.more, label %warp, label %round.end
+round.end:
+  %again = icmp ne i32 %waiting.next, 0
+  %bad = load i64, ptr %error, align 8
+  %faulted = icmp ne i64 %bad, 0
+  br i1 %faulted, label %fail, label %no.fault
+no.fault:
+  br i1 %again, label %round, label %block.end
+block.end:
+  %done = load i64, ptr %done.at, align 8
+  %done.next = add i64 %done, 1
+  store i64 %done.next, ptr %done.at, align 8
+  %b.next = add i64 %b, 1
+  %b.more = icmp ult i64 %b.next, %to
+  br i1 %b.more, label %block, label %take
+fail:
+  store atomic i64 1, ptr %abort monotonic, align 8
+  br label %out
+out:
+  call void @llvm.x86.sse.ldmxcsr(ptr %old.csr)
+  ret void
+}}
+!0 = !{{!"branch_weights", i32 2000, i32 1}}
+"""
