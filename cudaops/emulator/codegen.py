@@ -392,7 +392,7 @@ class Codegen(Accesses):
     def _instruction(self, ins: Instruction) -> None:
         rule = lookup(ins)
         written = results(ins)
-        self.lanes = self.analysis._transfer(ins) if written else Lanes(None)
+        self.lanes = self.analysis.transfers[id(ins)] if written else Lanes(None)
         # An instruction that writes nothing decides its shape itself.
         self.vector = self.lanes.varying
         if (

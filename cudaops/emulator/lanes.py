@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from cudaops.emulator.bounds import Counters, narrowed
 from cudaops.emulator.control import Flow, results
 from cudaops.emulator.ptx import TYPE_BITS, Imm, Instruction, Mem, Operand, Pair, Reg, Special, Sym
 
@@ -145,11 +146,15 @@ class LaneAnalysis:
         self.local_offsets = tuple(lane * local_bytes for lane in LANE)
         self.registers = flow.function.registers
         self.divergent: set[int] = set()
+        self.counters = Counters(flow)
         self.lanes: dict[str, Lanes] = {}
+        self.transfers: dict[int, Lanes] = {}  # id of an instruction -> lanes of its result
+        self.addresses: dict[int, list[Lanes]] = {}  # id of an instruction -> lanes of its addresses
+        self.counters_now: dict[str, Lanes] = {}  # those followed, where the pass is
         while True:
             self.masked = flow.masked(self.divergent)
             self.blended = self._blended()
-            self.lanes = self._fixed_point()
+            self._fixed_point()
             grown = {
                 b for b in flow.reachable
                 if (last := _last(flow, b)) is not None and last.guard is not None
@@ -162,7 +167,12 @@ class LaneAnalysis:
     def of(self, operand: Operand) -> Lanes:
         match operand:
             case Reg(name):
-                return self.lanes.get(name, UNIFORM)
+                lanes = self.lanes.get(name, UNIFORM)
+                now = self.counters_now.get(name)
+                if now is None:
+                    return lanes
+                # Only the interval is known better here: what the register is over the lanes is one for the function.
+                return now if now.offsets == lanes.offsets else Lanes(lanes.offsets, *(now.span or (None, None)))
             case Imm(value, 0):
                 return constant(value)
             case Imm():
@@ -220,32 +230,83 @@ class LaneAnalysis:
         return name in self.blended.get(block, ())
 
     # -- the fixed point ------------------------------------------------------------------------------------------
-    def _fixed_point(self) -> dict[str, Lanes]:
+    def _fixed_point(self) -> None:
         self.lanes = {}
-        rounds: dict[str, int] = {}
-        changed = True
-        while changed:
-            changed = False
-            for b in self.flow.reachable:
-                for ins in self.flow.blocks[b].instructions:
-                    written = results(ins)
-                    if not written:
-                        continue
-                    new = self._transfer(ins)
-                    for register in written:
-                        name = register.name
-                        old = self.lanes.get(name)
-                        mine = Lanes(None, *(new.span or (None, None))) if self.blends(b, name) else new
-                        if register.type in _NO_OFFSETS and not mine.uniform:
-                            mine = VARYING
-                        merged = join(old, mine)
-                        if merged != old:
+        self.exits: dict[int, dict[str, Lanes]] = {}  # counters at the end of each block
+        self.entries: dict[tuple[int, str], Lanes] = {}  # and where it begins
+        rounds: dict[object, int] = {}
+        while self._pass(rounds):
+            pass
+        self._pass(None)  # once more, without looking back: takes away what widening gave too much
+
+    def _pass(self, rounds: dict[object, int] | None) -> bool:
+        """Go through all blocks once; True if anything changed. `rounds` counts changes, to end endless ones."""
+        changed = False
+        for b in self.flow.reachable:
+            self.counters_now = self._entry(b, rounds)
+            for ins in self.flow.blocks[b].instructions:
+                self.addresses[id(ins)] = [self.of(o) for o in ins.operands if isinstance(o, Mem)]
+                written = results(ins)
+                if not written:
+                    continue
+                new = self.transfers[id(ins)] = self._transfer(ins)
+                for register in written:
+                    name = register.name
+                    mine = Lanes(None, *(new.span or (None, None))) if self.blends(b, name) else new
+                    if register.type in _NO_OFFSETS and not mine.uniform:
+                        mine = VARYING
+                    if name in self.counters.followed:
+                        self.counters_now[name] = mine
+                    old = self.lanes.get(name)
+                    if name in self.counters.several and rounds is not None:
+                        mine = join(old, mine)
+                        if mine != old:
                             rounds[name] = rounds.get(name, 0) + 1
-                            if rounds[name] > 4 and merged.low is not None:  # a loop counter: give up its interval
-                                merged = Lanes(merged.offsets, None, None, merged.zeros)
-                            self.lanes[name] = merged
-                            changed = True
-        return self.lanes
+                            if rounds[name] > 16 and mine.low is not None:  # give up its interval
+                                mine = Lanes(mine.offsets, None, None, mine.zeros)
+                    elif name in self.counters.several or (rounds is None and old and old.offsets != mine.offsets):
+                        continue
+                    if mine != old:
+                        self.lanes[name] = mine
+                        changed = True
+            if self.exits.get(b) != self.counters_now:
+                self.exits[b] = self.counters_now
+                changed = True
+        self.counters_now = {}
+        return changed
+
+    def _entry(self, b: int, rounds: dict[object, int] | None) -> dict[str, Lanes]:
+        """The counters where block `b` begins: what its predecessors leave, narrowed by how they branch."""
+        entry: dict[str, Lanes] = {}
+        for p in self.flow.pred[b]:
+            conditions = self.counters.edges.get((p, b), ())
+            for name, lanes in self.exits.get(p, {}).items():
+                for subject, condition in conditions:
+                    if subject == name and lanes.uniform:
+                        limit = self.of(condition.limit).span
+                        lanes = Lanes(
+                            lanes.offsets, *narrowed(lanes.low, lanes.high, lanes.zeros, condition, limit), lanes.zeros
+                        )
+                entry[name] = join(entry.get(name), lanes)
+        if rounds is not None:
+            for name, lanes in entry.items():
+                entry[name] = self._widened(b, name, lanes, rounds)
+        return entry
+
+    def _widened(self, b: int, name: str, lanes: Lanes, rounds: dict[object, int]) -> Lanes:
+        """Never less than in the last round; after some growth the next constant it is compared with, then anything."""
+        old = self.entries.get((b, name))
+        new = join(old, lanes)
+        if new != old:
+            rounds[b, name] = count = rounds.get((b, name), 0) + 1
+            if count > 8 and new.low is not None and new.high is not None:
+                above = [limit for limit in self.counters.limits.get(name, ()) if limit >= new.high]
+                if above and count < 16 and (old is None or old.low == new.low):
+                    new = Lanes(new.offsets, new.low, min(above), new.zeros)
+                else:
+                    new = Lanes(new.offsets, None, None, new.zeros)
+            self.entries[b, name] = new
+        return new
 
     def _transfer(self, ins: Instruction) -> Lanes:
         base = ins.base
@@ -271,7 +332,10 @@ class LaneAnalysis:
             rule = _INTEGER[base]
             found = rule(ins, values)
             if found is not None:
-                return _fit(found, _result_bits(ins))
+                found = _fit(found, _result_bits(ins))
+                if found.offsets is not None and not found.constant and any(v.varying for v in values):
+                    return Lanes(None, *(found.span or (None, None)))  # an operand without S: it must be a vector
+                return found
         if any(isinstance(o, Special) and o.name.startswith(("%clock", "%globaltimer")) for o in operands):
             return UNIFORM
         if all(v.uniform for v in values):
@@ -491,7 +555,9 @@ def _bits(ins: Instruction, v: Values) -> Lanes | None:
                 low_bits = (1 << min(a.zeros, bits)) - 1
                 c = b.low & low_bits
                 offsets = tuple((o | c if op == "or" else o ^ c) - c for o in a.offsets)
-                return Lanes(offsets, *_or_interval(a, b, bits), min(a.zeros, b.zeros))
+                zeros = min(a.zeros, b.zeros)
+                low, high = _or_interval(a, b, bits)
+                return Lanes(offsets, low, high if high is None else high >> zeros << zeros, zeros)
     if op in ("or", "xor"):
         for a, b in ((v[0], v[1]), (v[1], v[0])):
             span = b.span
@@ -504,14 +570,16 @@ def _bits(ins: Instruction, v: Values) -> Lanes | None:
             if a.constant and a.low == 0 and a.uniform:
                 return b
     if v[0].uniform and v[1].uniform:
-        return Lanes(ZERO, *_bit_interval(op, v[0], v[1]), min(v[0].zeros, v[1].zeros))
+        zeros = min(v[0].zeros, v[1].zeros)
+        low, high = _bit_interval(op, v[0], v[1])
+        return Lanes(ZERO, low, high if high is None else high >> zeros << zeros, zeros)
     return Lanes(None, *_bit_interval(op, v[0], v[1]))
 
 
 def _or_interval(a: Lanes, b: Lanes, bits: int) -> tuple[int | None, int | None]:
     if a.low is None or a.high is None or b.low is None or a.low < 0 or b.low < 0:
         return None, None
-    return 0, (1 << max(a.high.bit_length(), b.low.bit_length())) - 1
+    return 0, min((1 << max(a.high.bit_length(), b.low.bit_length())) - 1, a.high + b.low)
 
 
 def _bit_interval(op: str, a: Lanes, b: Lanes) -> tuple[int | None, int | None]:
@@ -521,7 +589,7 @@ def _bit_interval(op: str, a: Lanes, b: Lanes) -> tuple[int | None, int | None]:
         return (0, min(tops)) if tops else (None, None)
     if x is None or y is None or x[0] < 0 or y[0] < 0:
         return None, None
-    return 0, (1 << max(x[1].bit_length(), y[1].bit_length())) - 1
+    return 0, min((1 << max(x[1].bit_length(), y[1].bit_length())) - 1, x[1] + y[1])
 
 
 def _bfe(ins: Instruction, v: Values) -> Lanes | None:
@@ -568,17 +636,11 @@ def _cvt(ins: Instruction, v: Values) -> Lanes | None:
     if to[0] not in "us" or source[0] not in "us" or "sat" in ins.parts:
         return None
     n, m = TYPE_BITS[to], TYPE_BITS[source]
-    if n > m:
-        return _widen(v[0], m, source[0] == "s")
-    if n == m:
-        return v[0]
-    span = v[0].span
-    top = (1 << n) - 1
-    if span is not None and span[0] >= 0 and span[1] <= top:
-        return v[0]
-    if n < 32:  # registers are at least 16 bits wide: the value is extended again by the destination's sign
-        return None
-    return Lanes(v[0].offsets, None, None, v[0].zeros)
+    value = _widen(v[0], m, source[0] == "s") if n > m else v[0]
+    target = ins.operands[0]
+    if isinstance(target, Reg) and TYPE_BITS[target.type] > n:  # extended again, by the destination's sign
+        return _widen(value, n, to[0] == "s")
+    return value
 
 
 def _selp(ins: Instruction, v: Values) -> Lanes | None:
@@ -612,7 +674,8 @@ def _div(ins: Instruction, v: Values) -> Lanes | None:
         return None
     offsets = ZERO if v[0].uniform and v[1].uniform else None
     a, b = v[0].span, v[1].span
-    if a is not None and b is not None and a[0] >= 0 and b[0] > 0:
+    top = (1 << (TYPE_BITS[ins.type] - (ins.type[0] == "s"))) - 1
+    if a is not None and b is not None and 0 <= a[0] and a[1] <= top and 0 < b[0] and b[1] <= top:
         return Lanes(offsets, a[0] // b[1], a[1] // b[0])
     return Lanes(offsets)
 

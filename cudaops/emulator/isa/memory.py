@@ -50,12 +50,12 @@ class Access:
         return self.bytes * len(self.items)
 
 
-def access(g: Codegen, ins: Instruction, register: Operand, address: Operand) -> Access:
+def access(g: Codegen, ins: Instruction, register: Operand) -> Access:
     space = next((p.split("::")[0] for p in ins.parts if p.split("::")[0] in EXTENTS), "")
     if not space:
         space = "generic"
     items = register.items if isinstance(register, Vec) else (register,)
-    return Access(ins, "global" if space == "const" else space, ins.type, items, g.lanes_of(address))
+    return Access(ins, "global" if space == "const" else space, ins.type, items, g.analysis.addresses[id(ins)][0])
 
 
 @rule("ld ldu", f"{BITS} {INTS} b8 s8 u8 f32 f64", f"{SPACES} {HINTS}")
@@ -65,7 +65,7 @@ def ld(g: Codegen, ins: Instruction) -> None:
     if ins.parts[1].startswith("param") and isinstance(source.base, Sym):
         _load_parameter(g, ins, source)
         return
-    a = access(g, ins, ins.operands[0], source)
+    a = access(g, ins, ins.operands[0])
     if a.address.uniform:
         values = _load_uniform(g, a, source)
     elif not a.address.varying:
@@ -80,7 +80,7 @@ def ld(g: Codegen, ins: Instruction) -> None:
 def st(g: Codegen, ins: Instruction) -> None:
     target = ins.operands[0]
     assert isinstance(target, Mem)
-    a = access(g, ins, ins.operands[1], target)
+    a = access(g, ins, ins.operands[1])
     if a.address.uniform:
         _store_uniform(g, a, target)
     elif not a.address.varying:
