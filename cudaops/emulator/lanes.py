@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cudaops.emulator.bounds import Counters, narrowed
-from cudaops.emulator.control import Flow, results
+from cudaops.emulator.control import Flow, results, sources
 from cudaops.emulator.ptx import TYPE_BITS, Imm, Instruction, Mem, Operand, Pair, Reg, Special, Sym
 
 WARP = 32
@@ -133,6 +133,18 @@ class Geometry:
         return Lanes(None, 0, extent - 1)
 
 
+@dataclass(slots=True)
+class _Step:
+    """An instruction in the fixed point: it is looked at again only when something it reads has changed."""
+
+    instruction: Instruction
+    written: tuple[Reg, ...]
+    reads: tuple[str, ...]
+    memory: tuple[Mem, ...]
+    counters: bool  # reads or writes one that is followed block by block
+    seen: int = -1
+
+
 class LaneAnalysis:
     """Lanes of every register, the divergent branches, and the masked blocks of one function."""
 
@@ -232,6 +244,9 @@ class LaneAnalysis:
     # -- the fixed point ------------------------------------------------------------------------------------------
     def _fixed_point(self) -> None:
         self.lanes = {}
+        self.tick = 1
+        self.changed_at: dict[str, int] = {}
+        self.steps = {b: [self._step(ins) for ins in self.flow.blocks[b].instructions] for b in self.flow.reachable}
         self.exits: dict[int, dict[str, Lanes]] = {}  # counters at the end of each block
         self.entries: dict[tuple[int, str], Lanes] = {}  # and where it begins
         rounds: dict[object, int] = {}
@@ -239,41 +254,54 @@ class LaneAnalysis:
             pass
         self._pass(None)  # once more, without looking back: takes away what widening gave too much
 
+    def _step(self, ins: Instruction) -> _Step:
+        reads = tuple({r.name for r in sources(ins)})
+        written = results(ins)
+        followed = self.counters.followed
+        counters = any(name in followed for name in reads) or any(r.name in followed for r in written)
+        return _Step(ins, written, reads, tuple(o for o in ins.operands if isinstance(o, Mem)), counters)
+
     def _pass(self, rounds: dict[object, int] | None) -> bool:
         """Go through all blocks once; True if anything changed. `rounds` counts changes, to end endless ones."""
-        changed = False
+        before = self.tick
         for b in self.flow.reachable:
             self.counters_now = self._entry(b, rounds)
-            for ins in self.flow.blocks[b].instructions:
-                self.addresses[id(ins)] = [self.of(o) for o in ins.operands if isinstance(o, Mem)]
-                written = results(ins)
-                if not written:
-                    continue
-                new = self.transfers[id(ins)] = self._transfer(ins)
-                for register in written:
-                    name = register.name
-                    mine = Lanes(None, *(new.span or (None, None))) if self.blends(b, name) else new
-                    if register.type in _NO_OFFSETS and not mine.uniform:
-                        mine = VARYING
-                    if name in self.counters.followed:
-                        self.counters_now[name] = mine
-                    old = self.lanes.get(name)
-                    if name in self.counters.several and rounds is not None:
-                        mine = join(old, mine)
-                        if mine != old:
-                            rounds[name] = rounds.get(name, 0) + 1
-                            if rounds[name] > 16 and mine.low is not None:  # give up its interval
-                                mine = Lanes(mine.offsets, None, None, mine.zeros)
-                    elif name in self.counters.several or (rounds is None and old and old.offsets != mine.offsets):
-                        continue
-                    if mine != old:
-                        self.lanes[name] = mine
-                        changed = True
+            for step in self.steps[b]:
+                if step.counters or step.seen < max((self.changed_at.get(n, 0) for n in step.reads), default=0):
+                    step.seen = self.tick
+                    self._visit(b, step, rounds)
             if self.exits.get(b) != self.counters_now:
                 self.exits[b] = self.counters_now
-                changed = True
+                self.tick += 1
         self.counters_now = {}
-        return changed
+        return self.tick != before
+
+    def _visit(self, b: int, step: _Step, rounds: dict[object, int] | None) -> None:
+        ins = step.instruction
+        self.addresses[id(ins)] = [self.of(memory) for memory in step.memory]
+        if not step.written:
+            return
+        new = self.transfers[id(ins)] = self._transfer(ins)
+        for register in step.written:
+            name = register.name
+            mine = Lanes(None, *(new.span or (None, None))) if self.blends(b, name) else new
+            if register.type in _NO_OFFSETS and not mine.uniform:
+                mine = VARYING
+            if name in self.counters.followed:
+                self.counters_now[name] = mine
+            old = self.lanes.get(name)
+            if name in self.counters.several and rounds is not None:
+                mine = join(old, mine)
+                if mine != old:
+                    rounds[name] = rounds.get(name, 0) + 1
+                    if rounds[name] > 16 and mine.low is not None:  # give up its interval
+                        mine = Lanes(mine.offsets, None, None, mine.zeros)
+            elif name in self.counters.several or (rounds is None and old and old.offsets != mine.offsets):
+                continue
+            if mine != old:
+                self.lanes[name] = mine
+                self.tick += 1
+                self.changed_at[name] = self.tick
 
     def _entry(self, b: int, rounds: dict[object, int] | None) -> dict[str, Lanes]:
         """The counters where block `b` begins: what its predecessors leave, narrowed by how they branch."""
