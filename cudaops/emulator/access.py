@@ -47,6 +47,7 @@ class Accesses(Values):
         self.site_numbers: dict[Site, int] = {}
         self.slots: dict[object, int] = {}
         self.origin = self._origins()
+        self.helpers: dict[str, str] = {}  # functions that this kernel's instructions call
         self.cold = False  # on a path that is hardly ever taken: calls there must not make the others spill
 
     def _origins(self) -> dict[str, frozenset[str]]:

@@ -31,9 +31,7 @@ class Counters:
     """The registers followed, and what is known of them on each edge of the flow graph."""
 
     def __init__(self, flow: Flow) -> None:
-        written = Counter(
-            r.name for b in flow.reachable for ins in flow.blocks[b].instructions for r in results(ins)
-        )
+        written = Counter(r.name for b in flow.reachable for ins in flow.blocks[b].instructions for r in results(ins))
         self.several = frozenset(name for name, count in written.items() if count > 1)
         self.edges: dict[tuple[int, int], list[tuple[str, Condition]]] = {}
         self.limits: dict[str, set[int]] = {}  # constants each is compared with

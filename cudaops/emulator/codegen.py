@@ -77,6 +77,7 @@ class Codegen(Accesses):
             [
                 *self.tables.values(),
                 *self.declarations.values(),
+                *self.helpers.values(),
                 f"define i32 @{symbol}(ptr %ctx, ptr %frame, i32 %warp) #0 {{",
                 "entry:",
                 *self.allocas,

@@ -64,6 +64,7 @@ WORKER = {
             "cold_store32",
             "cold_store64",
             "hull",
+            "allowed",
             "globals",
             "warp",
             "block",

@@ -52,7 +52,7 @@ _SUPPORT_SYMBOLS = [
 @functools.cache
 def _support() -> tuple[Any, dict[str, int]]:
     """(run, addresses of what generated code calls)"""
-    symbols = ["cudaops_run", "cudaops_hull", *_SUPPORT_SYMBOLS]
+    symbols = ["cudaops_run", "cudaops_hull", "cudaops_allowed", *_SUPPORT_SYMBOLS]
     code = _cached("support", lambda: (native.machine_code(support.ir()), {}))[0]
     addresses = dict(zip(symbols, native.load(code, symbols), strict=True))
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(addresses["cudaops_run"]), addresses
@@ -284,7 +284,7 @@ class Prepared:
         self.worker_template = _structure(
             layout.WORKER,
             nctaid_xy=gx | gy << 32, nctaid_z=gz, shared_bytes=self.shared_bytes, locals_bytes=local_bytes,
-            hull=addresses["cudaops_hull"], globals=self.globals_table.ctypes.data,
+            hull=addresses["cudaops_hull"], allowed=addresses["cudaops_allowed"], globals=self.globals_table.ctypes.data,
             **{name.removeprefix("cudaops_"): addresses[name] for name in _SUPPORT_SYMBOLS},
         )  # fmt: skip
         self.launch_template = _structure(

@@ -105,3 +105,65 @@ def fence(g: Codegen, ins: Instruction) -> None:
 @rule("nanosleep", "u32")
 def nanosleep(g: Codegen, ins: Instruction) -> None:
     """Sleeping changes no result."""
+
+
+@rule("redux", "b32 u32 s32", "sync add min max and or xor")
+def redux(g: Codegen, ins: Instruction) -> None:
+    """One value from all lanes of the member mask that run this."""
+    op = next(p for p in ins.parts if p in ("add", "min", "max", "and", "or", "xor"))
+    neutral = {"add": 0, "or": 0, "xor": 0, "and": -1}
+    if op in ("min", "max"):
+        kind = "s" if ins.type == "s32" else "u"
+        bounds = {"smin": 0x7FFFFFFF, "smax": -0x80000000, "umin": -1, "umax": 0}
+        op = kind + op
+        neutral[op] = bounds[op]
+    members = g.read(ins.operands[2], "b32", vector=False) if g.lanes_of(ins.operands[2]).uniform else "-1"
+    active = g.binary("and", "i32", g.bits_of(g.mask_or_full()), members)
+    mask = g.emit(f"bitcast i32 {active} to <32 x i1>")
+    value = g.read(ins.operands[1], "b32", vector=True)
+    kept = g.emit(f"select <32 x i1> {mask}, <32 x i32> {value}, <32 x i32> {g.splat32(neutral[op])}")
+    name = g.declare(f"llvm.vector.reduce.{op}.v32i32", "i32", "<32 x i32>")
+    g.write(ins.operands[0], g.emit(f"call i32 @{name}(<32 x i32> {kept})"), "b32", vector=False)
+
+
+@rule("match", "b32 b64", "sync any all")
+def match(g: Codegen, ins: Instruction) -> None:
+    """any: the lanes with the same value; all: every lane if all have it, else 0, and p says which."""
+    target = ins.operands[0]
+    data = target.first if isinstance(target, Pair) else target
+    ty = g.llvm(ins.type, True)
+    value = g.read(ins.operands[1], ins.type, vector=True)
+    members = g.read(ins.operands[2], "b32", vector=True)
+    active = g.splat_value("i32", g.bits_of(g.mask_or_full()))
+    active = g.binary("and", "<32 x i32>", active, members)
+    total = "zeroinitializer"
+    for lane in LANE:
+        one = g.emit(f"extractelement {ty} {value}, i32 {lane}")
+        same = g.emit(f"icmp eq {ty} {value}, {g.splat_value(g.element(ins.type), one)}")
+        bit = g.emit(f"select <32 x i1> {same}, <32 x i32> {g.splat32(1 << lane)}, <32 x i32> zeroinitializer")
+        total = g.binary("or", "<32 x i32>", total, bit)
+    total = g.binary("and", "<32 x i32>", total, active)
+    if "all" not in ins.parts:
+        g.write(data, total, "b32", vector=True)
+        return
+    full = g.emit(f"icmp eq <32 x i32> {total}, {active}")
+    g.write(
+        data, g.emit(f"select <32 x i1> {full}, <32 x i32> {active}, <32 x i32> zeroinitializer"), "b32", vector=True
+    )
+    if isinstance(target, Pair):
+        g.write(target.second, full, "pred", vector=True)
+
+
+@rule("elect", "", "sync")
+def elect(g: Codegen, ins: Instruction) -> None:
+    """The lowest member lane is elected."""
+    target = ins.operands[0]
+    assert isinstance(target, Pair)
+    members = g.read(ins.operands[1], "b32", vector=True)
+    active = g.binary("and", "<32 x i32>", g.splat_value("i32", g.bits_of(g.mask_or_full())), members)
+    minus = g.binary("sub", "<32 x i32>", "zeroinitializer", active)
+    low = g.binary("and", "<32 x i32>", active, minus)
+    leader = g.emit(f"icmp eq <32 x i32> {low}, {g.vector_text('i32', [1 << lane for lane in LANE])}")
+    name = g.declare("llvm.cttz.v32i32", "<32 x i32>", "<32 x i32>, i1")
+    g.write(target.first, g.emit(f"call <32 x i32> @{name}(<32 x i32> {active}, i1 false)"), "b32", vector=True)
+    g.write(target.second, leader, "pred", vector=True)
