@@ -13,7 +13,8 @@ from cudaops.emulator.control import Flow, results
 from cudaops.emulator.ptx import TYPE_BITS, Imm, Instruction, Operand, Reg
 
 OPPOSITE = {
-    "eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt", "lo": "hs", "hs": "lo", "hi": "ls", "ls": "hi",
+    "eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt",
+    "lo": "hs", "hs": "lo", "hi": "ls", "ls": "hi",
 }  # fmt: skip
 UNSIGNED = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
 
@@ -76,9 +77,12 @@ def _comparison(ins: Instruction) -> list[tuple[str, Condition]]:
     return found
 
 
-def narrowed(low: int | None, high: int | None, zeros: int, condition: Condition, limit: tuple[int, int] | None) -> tuple[
-    int | None, int | None
-]:  # fmt: skip
+Interval = tuple[int | None, int | None]
+
+
+def narrowed(
+    low: int | None, high: int | None, zeros: int, condition: Condition, limit: tuple[int, int] | None
+) -> Interval:
     """The interval of a value with `zeros` trailing zero bits once `value op limit` is known to hold."""
     op, bits = condition.op, TYPE_BITS[condition.type]
     signed = condition.type[0] == "s" and op not in UNSIGNED

@@ -703,7 +703,7 @@ def _div(ins: Instruction, v: Values) -> Lanes | None:
     offsets = ZERO if v[0].uniform and v[1].uniform else None
     a, b = v[0].span, v[1].span
     top = (1 << (TYPE_BITS[ins.type] - (ins.type[0] == "s"))) - 1
-    if a is not None and b is not None and 0 <= a[0] and a[1] <= top and 0 < b[0] and b[1] <= top:
+    if a is not None and b is not None and a[0] >= 0 and a[1] <= top and b[0] > 0 and b[1] <= top:
         return Lanes(offsets, a[0] // b[1], a[1] // b[0])
     return Lanes(offsets)
 

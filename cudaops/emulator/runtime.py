@@ -284,7 +284,8 @@ class Prepared:
         self.worker_template = _structure(
             layout.WORKER,
             nctaid_xy=gx | gy << 32, nctaid_z=gz, shared_bytes=self.shared_bytes, locals_bytes=local_bytes,
-            hull=addresses["cudaops_hull"], allowed=addresses["cudaops_allowed"], globals=self.globals_table.ctypes.data,
+            hull=addresses["cudaops_hull"], allowed=addresses["cudaops_allowed"],
+            globals=self.globals_table.ctypes.data,
             **{name.removeprefix("cudaops_"): addresses[name] for name in _SUPPORT_SYMBOLS},
         )  # fmt: skip
         self.launch_template = _structure(

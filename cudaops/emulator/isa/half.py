@@ -105,7 +105,7 @@ def arithmetic(g: Codegen, ins: Instruction) -> None:
 
 
 def round_to_odd(g: Codegen, near: str, gap: str) -> str:
-    """`near`, an f32 next to the exact value near + gap, as that value rounded to odd: rounding it again rounds once."""
+    """The exact value near + gap, `near` an f32 next to it, rounded to odd: rounding that again rounds once."""
     single, double, word, bools = g.ty("f32"), g.ty("f64"), g.vector_of("i32"), g.vector_of("i1")
     raw = g.emit(f"bitcast {single} {near} to {word}")
     even = g.emit(f"icmp eq {word} {g.binary('and', word, raw, g.splat('i32', 1))}, {g.splat('i32', 0)}")

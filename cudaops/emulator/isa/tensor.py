@@ -169,7 +169,7 @@ def _write(g: Codegen, registers: Sequence[Operand], values: Sequence[str], kind
         g.write(register, value, kind, vector=True)
 
 
-# -- matrices in shared memory ------------------------------------------------------------------------------------------
+# -- matrices in shared memory ----------------------------------------------------------------------------------------
 def _spread(g: Codegen, addresses: str, lanes: Sequence[int], offsets: Sequence[int]) -> str:
     """addresses[lanes[i]] + offsets[i]"""
     order = g.constant_vector("i32", lanes)
@@ -178,7 +178,7 @@ def _spread(g: Codegen, addresses: str, lanes: Sequence[int], offsets: Sequence[
 
 
 def _places(j: int, trans: bool) -> list[tuple[list[int], list[int]]]:
-    """(row address lane, byte offset) over the lanes for register j; two of them, for two 16-bit halves, with .trans."""
+    """(row address lane, byte offset) over the lanes for register j; with .trans two of them, for its two halves."""
     if not trans:
         return [([8 * j + lane // 4 for lane in LANE], [lane % 4 * 4 for lane in LANE])]
     return [([8 * j + lane % 4 * 2 + h for lane in LANE], [lane // 4 * 2 for lane in LANE]) for h in (0, 1)]
@@ -228,7 +228,7 @@ def movmatrix(g: Codegen, ins: Instruction) -> None:
     g.write(ins.operands[0], pack(g, found[0], found[1]), "b32", vector=True)
 
 
-# -- asynchronous copies ------------------------------------------------------------------------------------------------
+# -- asynchronous copies ----------------------------------------------------------------------------------------------
 @rule(
     "cp", "", "async ca cg shared shared::cta global commit_group wait_group wait_all L2::64B L2::128B L2::256B "
     "L2::cache_hint",
