@@ -138,7 +138,7 @@ class Accesses(Values):
         ask, do, bad, join = (self.label(p) for p in ("ask", "do", "bad", "join"))
         self.line(f"br i1 {good}, label %{do}, label %{ask}, !prof !0")
         self.place(ask)
-        hull = self._field("hull", "ptr")
+        hull = self.field("hull", "ptr")
         code = layout.SPACES[access.space]
         found = self.emit(f"call preserve_allcc i1 {hull}(ptr %ctx, i64 {start}, i64 {size}, i32 {slot}, i32 {code})")
         self.line(f"br i1 {found}, label %{do}, label %{bad}")
@@ -195,11 +195,11 @@ class Accesses(Values):
         element = access.element
         where = f"i32 {self.bits_of(self.mask_or_full())}, i32 {site}, i32 {slot}, i32 {layout.SPACES[access.space]}"
         if self.cold:
-            function = self._field(f"cold_load{element[1:]}", "ptr")
+            function = self.field(f"cold_load{element[1:]}", "ptr")
             self.line(f"store <32 x i64> {places}, ptr %cold.places, align 64")
             self.line(f"call preserve_allcc void {function}(ptr %ctx, ptr %cold.places, ptr %cold.value, {where})")
             return self.emit(f"load <32 x {element}>, ptr %cold.value, align 64")
-        function = self._field(f"load{element[1:]}", "ptr")
+        function = self.field(f"load{element[1:]}", "ptr")
         return self.emit(f"call <32 x {element}> {function}(ptr %ctx, <32 x i64> {places}, {where})")
 
     def out_of_line_store(self, access: Access, places: str, value: str) -> None:
@@ -207,12 +207,12 @@ class Accesses(Values):
         element = access.element
         where = f"i32 {self.bits_of(self.mask_or_full())}, i32 {site}, i32 {slot}, i32 {layout.SPACES[access.space]}"
         if self.cold:
-            function = self._field(f"cold_store{element[1:]}", "ptr")
+            function = self.field(f"cold_store{element[1:]}", "ptr")
             self.line(f"store <32 x i64> {places}, ptr %cold.places, align 64")
             self.line(f"store <32 x {element}> {value}, ptr %cold.value, align 64")
             self.line(f"call preserve_allcc void {function}(ptr %ctx, ptr %cold.places, ptr %cold.value, {where})")
             return
-        function = self._field(f"store{element[1:]}", "ptr")
+        function = self.field(f"store{element[1:]}", "ptr")
         self.line(f"call void {function}(ptr %ctx, <32 x i64> {places}, <32 x {element}> {value}, {where})")
 
     def report(self, access: Access, places: str, store: bool) -> None:

@@ -33,6 +33,7 @@ class Generated:
     sites: tuple[Site, ...]
     instructions: int
     globals_used: tuple[str, ...]
+    prints: bool
 
 
 class Codegen(Accesses):
@@ -92,6 +93,7 @@ class Codegen(Accesses):
             ir, symbol, self.frame_bytes, self.static_shared_bytes, self.local_bytes,
             len(self.slots) + layout.FIRST_SLOT, tuple(self.sites),
             sum(len(flow.blocks[b].instructions) for b in flow.reachable), tuple(self.globals_used),
+            any(ins.base == "vprintf" for b in flow.reachable for ins in flow.blocks[b].instructions),
         )  # fmt: skip
 
     def _assign_homes(self) -> None:
@@ -357,7 +359,7 @@ class Codegen(Accesses):
         self.place(note)
         wide = self.emit(f"zext i32 {mask} to i64")
         warp = self.emit("zext i32 %warp to i64")
-        block = self._field("block")
+        block = self.field("block")
         for field, value in (
             ("error_kind", str(kind)), ("error_site", str(number)), ("error_thread_mask", wide), ("error_warp", warp),
             ("error_block", block), ("error_lane", "0"), ("error_address", "0"),

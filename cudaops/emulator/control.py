@@ -19,7 +19,6 @@ NO_RESULT = frozenset(
         "st",
         "red",
         "bra",
-        "brx",
         "ret",
         "exit",
         "trap",
@@ -30,6 +29,7 @@ NO_RESULT = frozenset(
         "prefetch",
         "prefetchu",
         "cp",
+        "vprintf",
         "discard",
         "applypriority",
         "griddepcontrol",
@@ -39,7 +39,7 @@ NO_RESULT = frozenset(
         "pmevent",
     ]
 )
-TERMINATORS = frozenset({"bra", "brx", "ret", "exit", "trap"})
+TERMINATORS = frozenset({"bra", "ret", "exit", "trap"})
 RETURNS = frozenset({"ret", "exit"})
 
 
@@ -60,8 +60,6 @@ def registers_in(operand: Operand) -> Iterator[Reg]:
 def results(ins: Instruction) -> tuple[Reg, ...]:
     """The registers an instruction writes."""
     if ins.base in NO_RESULT or not ins.operands:
-        return ()
-    if ins.base == "call":
         return ()
     if isinstance(ins.operands[0], Mem):
         return ()
@@ -118,8 +116,6 @@ class Flow:
                     raise EmulatorError(f"{last.file}:{last.line}: branch to an unknown label: {last}")
                 to = index[target.name]
                 self.succ.append((to, b + 1) if last.guard is not None else (to,))
-            elif base == "brx":
-                raise EmulatorError(f"{last.file}:{last.line}: {last.opcode} is not supported yet")  # type: ignore[union-attr]
             elif base in TERMINATORS or b + 1 == n:
                 self.succ.append(())
             else:

@@ -373,7 +373,7 @@ class LaneAnalysis:
 
 _NO_OFFSETS = frozenset({"pred", "f16", "f16x2", "bf16", "bf16x2", "f32", "f64", "b128"})
 _VARYING_ALWAYS = frozenset(
-    ["shfl", "match", "atom", "ldmatrix", "mma", "wmma", "movmatrix", "mbarrier", "cp", "call", "fns", "bar", "barrier"]
+    ["shfl", "match", "atom", "ldmatrix", "mma", "wmma", "movmatrix", "mbarrier", "cp"]
 )  # results that depend on the lane whatever the operands
 
 

@@ -25,6 +25,7 @@ LAUNCH = {
             "shared_bytes",
             "local_bytes",
             "last_mask",
+            "log",
         ]
     )
 }
@@ -65,6 +66,8 @@ WORKER = {
             "cold_store64",
             "hull",
             "allowed",
+            "printf",
+            "line",
             "globals",
             "warp",
             "block",
@@ -93,3 +96,9 @@ SPACES = {"shared": 1, "local": 2, "global": 4, "param": 4, "generic": 7}
 FRAME_REGISTERS = 64
 
 ERROR_ACCESS, ERROR_STORE, ERROR_BARRIER, ERROR_TRAP, ERROR_DEADLOCK = 1, 2, 3, 4, 5
+
+# printf: every call of a lane is a record in the launch's log. The first 8 bytes of the log count the bytes used.
+LOG_BYTES = 1 << 20
+RECORD_BYTES = 320
+RECORD = {"block": 0, "worker_line": 8, "format": 16, "arguments": 24}
+RECORD_ARGUMENTS = RECORD_BYTES - RECORD["arguments"]

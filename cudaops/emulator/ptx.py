@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 from cudaops.errors import EmulatorError
+
+FUNCTION_ADDRESSES = 0x0FFF_0000_0000_0000  # no address of memory
 
 TYPE_BITS = {
     "pred": 1,
@@ -167,6 +169,20 @@ class Module:
     variables: dict[str, Variable]
     functions: dict[str, Function]
 
+    def function_address(self, name: str) -> int:
+        """What a pointer to a function holds: no host address, only a number of its own."""
+        return FUNCTION_ADDRESSES + 16 * list(self.functions).index(name)
+
+    def addressed(self) -> list[str]:
+        """The functions whose address is taken, by an initial value or by a mov."""
+        found = {symbol for v in self.variables.values() for _, symbol, _ in v.pointers}
+        for function in self.functions.values():
+            for block in function.blocks:
+                for ins in block.instructions:
+                    if ins.base == "mov":
+                        found.update(o.name for o in ins.operands[1:] if isinstance(o, Sym))
+        return [name for name in self.functions if name in found]
+
 
 def parse(text: str) -> Module:
     """Read a PTX module. Raises EmulatorError naming the PTX line that it cannot read."""
@@ -200,6 +216,7 @@ class _Body:
     variables: list[Variable] = field(default_factory=list)
     blocks: list[tuple[str, list[Instruction]]] = field(default_factory=list)
     fresh: int = 0
+    branch_tables: dict[str, list[str]] = field(default_factory=dict)
 
 
 class _Parser:
@@ -209,6 +226,7 @@ class _Parser:
         self.where = ("", 0)
         self.scopes: list[dict[str, str]] = []
         self.scope_names: list[str] = []
+        self.scope_variables: list[dict[str, str]] = []
 
     def module(self) -> Module:
         version, target = "", ""
@@ -258,7 +276,7 @@ class _Parser:
                     in_section = not brace
                     continue
                 if not pending:
-                    if line.startswith(".loc"):
+                    if line.startswith((".loc ", ".loc\t")):
                         yield "loc", line
                         break
                     if line.startswith((".version", ".target", ".address_size", ".file")):
@@ -380,7 +398,7 @@ class _Parser:
     def _body(self, statements: Iterator[tuple[str, str]]) -> _Body:
         body = _Body()
         body.blocks.append(("$entry", []))
-        self.scopes, self.scope_names = [{}], [""]
+        self.scopes, self.scope_names, self.scope_variables = [{}], [""], [{}]
         for kind, text in statements:
             if kind == "loc":
                 match = _LOC.match(text)
@@ -388,10 +406,12 @@ class _Parser:
                     self.where = (self.files.get(int(match[1]), "?"), int(match[2]))
             elif kind == "open":
                 self.scopes.append({})
+                self.scope_variables.append({})
                 body.fresh += 1
                 self.scope_names.append(f"@{body.fresh}")
             elif kind == "close":
                 self.scopes.pop()
+                self.scope_variables.pop()
                 self.scope_names.pop()
                 if not self.scopes:
                     break
@@ -411,7 +431,7 @@ class _Parser:
         known = {label for label, _ in body.blocks}
         for _, code in body.blocks:
             for n, ins in enumerate(code):
-                if ins.base in ("bra", "brx"):
+                if ins.base == "bra":
                     target = ins.operands[-1]
                     if isinstance(target, Sym) and target.name not in known:
                         bare = target.name.split("@")[0]
@@ -438,11 +458,19 @@ class _Parser:
         if text.startswith("."):
             if text.startswith((".pragma", ".maxnctapersm", ".minnctapersm")):
                 return
-            if text.startswith((".branchtargets", ".calltargets", ".callprototype")):
-                raise EmulatorError(f"{text.split()[0]} needs a label in front of it")
+            if text.startswith(".branchtargets"):  # the label in front of it names the table
+                labels = text[len(".branchtargets") :].split(",")
+                body.branch_tables[body.blocks[-1][0]] = [self._label(label.strip()) for label in labels]
+                return
+            if text.startswith((".calltargets", ".callprototype")):
+                return  # whom a call through a pointer may reach is found by the addresses taken
             variable = self._variable(text)
             if variable is None:
                 raise EmulatorError(f"PTX that the emulator cannot read: {text[:120]!r}")
+            if variable.space == "param":  # every call has its own, named alike
+                unique = variable.name + self.scope_names[-1]
+                self.scope_variables[-1][variable.name] = unique
+                variable = replace(variable, name=unique)
             body.variables.append(variable)
             return
         guard: Reg | None = None
@@ -471,10 +499,30 @@ class _Parser:
             body.blocks.append((f"$do{body.fresh}", [make(head, operands, None)]))
             body.blocks.append((skip, []))
             return
+        if head.startswith("brx"):
+            self._branch_by_table(operands, body, make)
+            return
         body.blocks[-1][1].append(make(head, operands, guard))
-        if head.split(".")[0] in ("bra", "ret", "exit", "trap", "brx"):
+        if head.split(".")[0] in ("bra", "ret", "exit", "trap"):
             body.fresh += 1
             body.blocks.append((f"$next{body.fresh}", []))
+
+    def _branch_by_table(self, operands: tuple[Operand, ...], body: _Body, make: Callable[..., Instruction]) -> None:
+        """brx.idx index, table: one comparison after the other; the index is known to be inside the table."""
+        index, table = operands
+        assert isinstance(table, Sym)
+        targets = body.branch_tables.get(self._label(table.name)) or body.branch_tables.get(table.name)
+        if targets is None:
+            raise EmulatorError(f"brx.idx by {table.name}, a table that is not defined before it")
+        body.fresh += 1
+        p = Reg(f"%brx{body.fresh}", "pred")
+        body.registers[p.name] = "pred"
+        for n, target in enumerate(targets[:-1]):
+            body.blocks[-1][1].append(make("setp.eq.u32", (p, index, Imm(n)), None))
+            body.blocks[-1][1].append(make("bra", (Sym(target),), p))
+            body.blocks.append((f"$table{body.fresh}.{n}", []))
+        body.blocks[-1][1].append(make("bra", (Sym(targets[-1]),), None))
+        body.blocks.append((f"$table{body.fresh}.end", []))
 
     def _name(self, name: str) -> str:
         for scope in reversed(self.scopes):
@@ -554,6 +602,9 @@ class _Parser:
                 raise EmulatorError(f"PTX register {token} is not declared")
             if token == "WARP_SZ":
                 return Imm(32)
+            for variables in reversed(self.scope_variables):
+                if token in variables:
+                    return Sym(variables[token])
             return Sym(token)
         return _literal(token)
 

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -17,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from cudaops import cache
-from cudaops.emulator import layout, native, support
+from cudaops.emulator import layout, native, printf, support
 from cudaops.emulator.access import Site
 from cudaops.emulator.codegen import Codegen, Generated
+from cudaops.emulator.inline import inline
 from cudaops.emulator.lanes import WARP, Geometry
 from cudaops.emulator.ptx import Module, parse
 from cudaops.errors import EmulatorError
@@ -52,7 +54,7 @@ _SUPPORT_SYMBOLS = [
 @functools.cache
 def _support() -> tuple[Any, dict[str, int]]:
     """(run, addresses of what generated code calls)"""
-    symbols = ["cudaops_run", "cudaops_hull", "cudaops_allowed", *_SUPPORT_SYMBOLS]
+    symbols = ["cudaops_run", "cudaops_hull", "cudaops_allowed", "cudaops_printf", *_SUPPORT_SYMBOLS]
     code = _cached("support", lambda: (native.machine_code(support.ir()), {}))[0]
     addresses = dict(zip(symbols, native.load(code, symbols), strict=True))
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(addresses["cudaops_run"]), addresses
@@ -117,7 +119,7 @@ def generate(ptx: str, key: str, entry: str, geometry: Geometry, dynamic_shared:
     if function is None or not function.entry:
         known = ", ".join(f.name for f in module.functions.values() if f.entry) or "none"
         raise EmulatorError(f"no kernel {entry} in this PTX; kernels there: {known}")
-    return Codegen(module, function, geometry, dynamic_shared).generate("cudaops_kernel")
+    return Codegen(module, inline(module, function), geometry, dynamic_shared).generate("cudaops_kernel")
 
 
 # -- module globals ---------------------------------------------------------------------------------------------------
@@ -132,9 +134,12 @@ class _Globals:
             self.memory[v.name][: len(v.data)] = np.frombuffer(v.data, dtype=np.uint8)
         for v in chosen:
             for offset, symbol, addend in v.pointers:
-                if symbol not in self.memory:
-                    raise EmulatorError(f"{v.name} holds the address of {symbol}, which is not emulated yet")
-                address = self.memory[symbol].ctypes.data + addend
+                if symbol in self.memory:
+                    address = self.memory[symbol].ctypes.data + addend
+                elif symbol in module.functions:
+                    address = module.function_address(symbol)
+                else:
+                    raise EmulatorError(f"{v.name} holds the address of {symbol}, which this PTX does not define")
                 self.memory[v.name][offset : offset + 8] = np.frombuffer(address.to_bytes(8, "little"), dtype=np.uint8)
         self.sizes = {v.name: v.size for v in chosen}
 
@@ -261,6 +266,15 @@ def _structure(offsets: dict[str, int], **values: int) -> list[int]:
     return fields
 
 
+def _string_at(address: int, extents: Sequence[Buffer]) -> str:
+    """The C string at an address, as far as its extent goes."""
+    for extent in extents:
+        if extent.address <= address < extent.address + extent.nbytes:
+            data = ctypes.string_at(address, extent.address + extent.nbytes - address)
+            return data.split(b"\0")[0].decode(errors="replace")
+    return f"(no string at {address:#x})"
+
+
 class Prepared:
     """An entry compiled for a block shape, ready to be launched with any arguments."""
 
@@ -284,7 +298,7 @@ class Prepared:
         self.worker_template = _structure(
             layout.WORKER,
             nctaid_xy=gx | gy << 32, nctaid_z=gz, shared_bytes=self.shared_bytes, locals_bytes=local_bytes,
-            hull=addresses["cudaops_hull"], allowed=addresses["cudaops_allowed"],
+            hull=addresses["cudaops_hull"], allowed=addresses["cudaops_allowed"], printf=addresses["cudaops_printf"],
             globals=self.globals_table.ctypes.data,
             **{name.removeprefix("cudaops_"): addresses[name] for name in _SUPPORT_SYMBOLS},
         )  # fmt: skip
@@ -305,6 +319,9 @@ class Prepared:
         launch[layout.LAUNCH["chunk"] // 8] = max(1, self.blocks // (count * 16))
         launch[layout.LAUNCH["buffer_count"] // 8] = len(extents)
         launch[layout.LAUNCH["buffers"] // 8] = ctypes.addressof(table)
+        log = ctypes.create_string_buffer(layout.LOG_BYTES + 8) if self.code.info.prints else None
+        if log is not None:
+            launch[layout.LAUNCH["log"] // 8] = ctypes.addressof(log)
         workers = [_take_worker() for _ in range(count)]
         for worker in workers:
             worker.ready(self.worker_template, self.sizes, ctypes.addressof(launch), ctypes.addressof(parameters))
@@ -316,6 +333,8 @@ class Prepared:
             _wait_for_all(waiting, launch)
         seconds = (time.perf_counter() - start) * count / max(self.blocks, 1)
         self.block_seconds = seconds if self.block_seconds is None else 0.7 * self.block_seconds + 0.3 * seconds
+        if log is not None:
+            sys.stdout.write("".join(printf.lines(log.raw, lambda address: _string_at(address, extents))))
         faults = [worker for worker in workers if worker.get("error_kind")]
         message = ""
         if faults:

@@ -22,7 +22,7 @@ _FENCES = frozenset(
         "red",
         "bar",
         "barrier",
-        "call",
+        "vprintf",
         "shfl",
         "vote",
         "match",

@@ -20,6 +20,7 @@ def ir() -> str:
         parts.append(_load(bits))
         parts.append(_store(bits))
         parts.append(_cold(bits))
+    parts.append(_printf())
     parts.append(_run())
     parts.append(ATTRIBUTES)
     return "\n".join(parts)
@@ -297,6 +298,72 @@ define preserve_allcc void @cudaops_cold_store{bits}(ptr %ctx, ptr %places, ptr 
   %addresses = load <32 x i64>, ptr %places, align 64
   %given = load {v32}, ptr %value, align 64
   call void @cudaops_store{bits}(ptr %ctx, <32 x i64> %addresses, {v32} %given, {where})
+  ret void
+}}
+"""
+
+
+def _printf() -> str:
+    """printf(ctx, formats, arguments, mask): a record in the launch's log for every lane; a full log drops them.
+
+    The arguments lie in the lane's local memory; as much of it is copied as a record holds, and no more than there is.
+    """
+    record = layout.RECORD
+    return f"""
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+define void @cudaops_printf(ptr %ctx, <32 x i64> %formats, <32 x i64> %arguments, i32 %mask) #0 {{
+entry:
+  %all.formats = alloca <32 x i64>, align 64
+  %all.arguments = alloca <32 x i64>, align 64
+  store <32 x i64> %formats, ptr %all.formats, align 64
+  store <32 x i64> %arguments, ptr %all.arguments, align 64{_field("launch", "%launch", "ptr")}{_field("block", "%block")}
+  {_field("log", "%log", "ptr", LAUNCH, "%launch")}{_field("locals", "%locals")}{_field("locals_bytes", "%locals.size")}
+  %line.at = getelementptr i8, ptr %ctx, i64 {WORKER["line"]}
+  %locals.end = add i64 %locals, %locals.size
+  br label %next
+next:
+  %lane = phi i32 [ 0, %entry ], [ %lane.next, %more ]
+  %bit = shl i32 1, %lane
+  %on = and i32 %mask, %bit
+  %active = icmp ne i32 %on, 0
+  br i1 %active, label %take, label %more
+take:
+  %offset = atomicrmw add ptr %log, i64 {layout.RECORD_BYTES} monotonic
+  %fits = icmp ule i64 %offset, {layout.LOG_BYTES - layout.RECORD_BYTES}
+  br i1 %fits, label %write, label %more
+write:
+  %lane64 = zext i32 %lane to i64
+  %from = add i64 %offset, 8
+  %record = getelementptr i8, ptr %log, i64 %from
+  %line = load i64, ptr %line.at, align 8
+  %line.next = add i64 %line, 1
+  store i64 %line.next, ptr %line.at, align 8
+  %r.block = getelementptr i8, ptr %record, i64 {record["block"]}
+  store i64 %block, ptr %r.block, align 8
+  %r.line = getelementptr i8, ptr %record, i64 {record["worker_line"]}
+  store i64 %line, ptr %r.line, align 8
+  %f.at = getelementptr i64, ptr %all.formats, i64 %lane64
+  %format = load i64, ptr %f.at, align 8
+  %r.format = getelementptr i8, ptr %record, i64 {record["format"]}
+  store i64 %format, ptr %r.format, align 8
+  %a.at = getelementptr i64, ptr %all.arguments, i64 %lane64
+  %argument = load i64, ptr %a.at, align 8
+  %low = icmp uge i64 %argument, %locals
+  %high = icmp ult i64 %argument, %locals.end
+  %inside = and i1 %low, %high
+  %rest = sub i64 %locals.end, %argument
+  %short = icmp ult i64 %rest, {layout.RECORD_ARGUMENTS}
+  %most = select i1 %short, i64 %rest, i64 {layout.RECORD_ARGUMENTS}
+  %bytes = select i1 %inside, i64 %most, i64 0
+  %r.arguments = getelementptr i8, ptr %record, i64 {record["arguments"]}
+  %p = inttoptr i64 %argument to ptr
+  call void @llvm.memcpy.p0.p0.i64(ptr %r.arguments, ptr %p, i64 %bytes, i1 false)
+  br label %more
+more:
+  %lane.next = add i32 %lane, 1
+  %end = icmp eq i32 %lane.next, 32
+  br i1 %end, label %out, label %next
+out:
   ret void
 }}
 """

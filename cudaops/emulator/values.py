@@ -405,7 +405,7 @@ class Values(Text):
         if name in self.parameters:
             return str(self.parameters[name])  # an offset into the argument block
         if name in self.local_offsets:
-            base = self._field("locals")
+            base = self.field("locals")
             size = self.local_bytes * WARP
             warp = self.emit("zext i32 %warp to i64")
             mine = self.binary("add", "i64", base, self.binary("mul", "i64", warp, str(size)))
@@ -414,14 +414,14 @@ class Values(Text):
         if variable is not None and variable.space in ("global", "const"):
             if name not in self.globals_used:
                 self.globals_used.append(name)
-            table = self._field("globals", "ptr")
+            table = self.field("globals", "ptr")
             pointer = self.emit(f"getelementptr i64, ptr {table}, i64 {self.globals_used.index(name)}")
             return self.emit(f"load i64, ptr {pointer}, align 8")
         if name in self.module.functions:
-            raise EmulatorError(f"the address of function {name} is taken: function pointers are not emulated yet")
+            return str(self.module.function_address(name))
         raise EmulatorError(f"symbol {name} is not defined in this PTX")
 
-    def _field(self, name: str, ty: str = "i64") -> str:
+    def field(self, name: str, ty: str = "i64") -> str:
         pointer = self.emit(f"getelementptr i8, ptr %ctx, i64 {layout.WORKER[name]}")
         return self.emit(f"load {ty}, ptr {pointer}, align 8")
 

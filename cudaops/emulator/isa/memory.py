@@ -279,3 +279,12 @@ def _store_varying(g: Codegen, a: Access, addresses: str, values: list[str]) -> 
 @rule("prefetch prefetchu", "", "global local L1 L2 L2::evict_last L2::evict_normal")
 def prefetch(g: Codegen, ins: Instruction) -> None:
     """A hint."""
+
+
+@rule("vprintf", "")
+def vprintf(g: Codegen, ins: Instruction) -> None:
+    """Note the format's address and the arguments of each active lane; the text is printed when the launch has ended."""
+    places = [g.read(operand, "b64", vector=True) for operand in ins.operands]
+    function = g.field("printf", "ptr")
+    mask = g.bits_of(g.mask_or_full())
+    g.line(f"call void {function}(ptr %ctx, <32 x i64> {places[0]}, <32 x i64> {places[1]}, i32 {mask})")
