@@ -41,8 +41,10 @@ class Access(Protocol):
 
 
 class Accesses(Values):
-    def __init__(self, module: Module, function: Function, geometry: Geometry, dynamic_shared: int) -> None:
-        super().__init__(module, function, geometry, dynamic_shared)
+    def __init__(
+        self, module: Module, function: Function, geometry: Geometry, dynamic_shared: int, bounds: bool
+    ) -> None:
+        super().__init__(module, function, geometry, dynamic_shared, bounds)
         self.sites: list[Site] = []
         self.site_numbers: dict[Site, int] = {}
         self.slots: dict[object, int] = {}
@@ -120,6 +122,8 @@ class Accesses(Values):
         slow: Callable[[], list[str]],
     ) -> list[str]:
         """`fast` if [address + low, + size) lies inside one extent, else `slow`; the values of either."""
+        if not self.bounds:
+            return fast()
         if access.space == "shared":
             span = access.address.span
             if span is not None and span[0] >= 0 and span[1] + access.total <= self.shared_bytes:
@@ -169,14 +173,20 @@ class Accesses(Values):
                 return line[:-1]
         return "entry"
 
+    def site_of(self, ins: Instruction) -> int:
+        """The number of a place in the source."""
+        return self._numbered(Site(ins.file, ins.line, ins.opcode, 0, ""))
+
+    def _numbered(self, site: Site) -> int:
+        number = self.site_numbers.setdefault(site, len(self.sites))
+        if number == len(self.sites):
+            self.sites.append(site)
+        return number
+
     def site(self, access: Access) -> tuple[int, int]:
         """(number of this access site, its extent slot)"""
         ins = access.ins
-        found = Site(ins.file, ins.line, ins.opcode, access.total, access.space)
-        if found not in self.site_numbers:
-            self.site_numbers[found] = len(self.sites)
-            self.sites.append(found)
-        number = self.site_numbers[found]
+        number = self._numbered(Site(ins.file, ins.line, ins.opcode, access.total, access.space))
         if access.space == "shared":
             return number, layout.SHARED_SLOT
         if access.space == "local":

@@ -37,10 +37,13 @@ class Generated:
 
 
 class Codegen(Accesses):
-    def __init__(self, module: Module, function: Function, geometry: Geometry, dynamic_shared: int) -> None:
-        super().__init__(module, function, geometry, dynamic_shared)
+    def __init__(
+        self, module: Module, function: Function, geometry: Geometry, dynamic_shared: int, bounds: bool
+    ) -> None:
+        super().__init__(module, function, geometry, dynamic_shared, bounds)
         self.regions = self.flow.regions(self.analysis.masked)
         self.region_of: dict[int, Region] = {b: r for r in self.regions for b in r.chain}
+        self.rank = {b: n for n, b in enumerate(self.flow.reachable)}
 
     def generate(self, symbol: str) -> Generated:
         flow, analysis = self.flow, self.analysis
@@ -86,6 +89,7 @@ class Codegen(Accesses):
                 "}",
                 attributes,
                 '!0 = !{!"branch_weights", i32 2000, i32 1}',
+                '!1 = !{!"branch_weights", i32 1, i32 2000}',
                 "",
             ]
         )
@@ -165,6 +169,7 @@ class Codegen(Accesses):
             else:
                 value = "splat (i1 true)"
             self.line(f"store <32 x i1> {value}, ptr %live, align 4")
+        self.block = -1
         self._go(0, None)
         for n, b in enumerate(self.barriers):
             self.place(f"resume{n + 1}")
@@ -244,9 +249,31 @@ class Codegen(Accesses):
             if mask is None and self.needs_live:
                 mask = self.emit("load <32 x i1>, ptr %live, align 4")
             self.line(f"store <32 x i1> {mask or 'splat (i1 true)'}, ptr %m{s}, align 4")
+            self._poll_if_back(s)
             self.line(f"br label %b{self.region_of[s].chain[0]}")
         else:
+            self._poll_if_back(s)
             self.line(f"br label %b{s}")
+
+    def _poll_if_back(self, s: int) -> None:
+        """On the way back to a block that came before: count, so that a launch can be stopped, and end if it should."""
+        if self.block < 0 or self.rank[s] > self.rank[self.block]:
+            return
+        self._poll(self.flow.blocks[s].instructions or self.flow.blocks[self.block].instructions)
+
+    def _poll(self, code: Sequence[Instruction]) -> None:
+        pointer = self.emit(f"getelementptr i8, ptr %ctx, i64 {layout.WORKER['budget']}")
+        left = self.binary("sub", "i64", self.emit(f"load i64, ptr {pointer}, align 8"), "1")
+        self.line(f"store i64 {left}, ptr {pointer}, align 8")
+        used = self.emit(f"icmp slt i64 {left}, 0")
+        look, go_on = self.label("look"), self.label("on")
+        self.line(f"br i1 {used}, label %{look}, label %{go_on}, !prof !1")
+        self.place(look)
+        function = self.field("poll", "ptr")
+        site = self.site_of(code[0]) if code else 0
+        stop = self.emit(f"call preserve_allcc i1 {function}(ptr %ctx, i32 {site})")
+        self.line(f"br i1 {stop}, label %exit, label %{go_on}")
+        self.place(go_on)
 
     def _join_mask(self, s: int, mask: str) -> None:
         old = self.emit(f"load <32 x i1>, ptr %m{s}, align 4")
@@ -310,7 +337,11 @@ class Codegen(Accesses):
         for header in headers:
             again = self.emit(f"load <32 x i1>, ptr %m{header}, align 4")
             go_on = self.label("on")
-            self.line(f"br i1 {self._some(again)}, label %b{header}, label %{go_on}")
+            back = self.label("back")
+            self.line(f"br i1 {self._some(again)}, label %{back}, label %{go_on}")
+            self.place(back)
+            self._poll(self.flow.blocks[header].instructions)
+            self.line(f"br label %b{header}")
             self.place(go_on)
         self.line(f"br label %{following}")
 
@@ -346,10 +377,7 @@ class Codegen(Accesses):
         self.line("ret i32 0")
 
     def _fault(self, ins: Instruction, kind: int) -> None:
-        site = Site(ins.file, ins.line, ins.opcode, 0, "")
-        number = self.site_numbers.setdefault(site, len(self.sites))
-        if number == len(self.sites):
-            self.sites.append(site)
+        number = self.site_of(ins)
         mask = self.bits_of(self.mask_or_full())
         kind_at = self.emit(f"getelementptr i8, ptr %ctx, i64 {layout.WORKER['error_kind']}")
         old = self.emit(f"load i64, ptr {kind_at}, align 8")

@@ -1,4 +1,4 @@
-"""Calls of device functions, replaced by the functions' bodies; printf and assert, replaced by instructions of their own.
+"""Calls of device functions, replaced by the functions' bodies; printf and assert become instructions.
 
 A call passes its arguments through .param variables; each becomes registers where it is read as it was written, else
 local memory. A call through a pointer becomes a comparison with every function whose address is taken.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from cudaops.emulator.ptx import (
     TYPE_BITS,
@@ -75,9 +76,9 @@ class _Inliner:
 
     def _call(self, ins: Instruction, body: _Body, chain: tuple[str, ...]) -> None:
         operands = list(ins.operands)
-        outputs = operands.pop(0).items if isinstance(operands[0], Group) else ()
+        outputs = _list(operands)
         target = operands.pop(0)
-        inputs = operands.pop(0).items if operands and isinstance(operands[0], Group) else ()
+        inputs = _list(operands)
         self.count += 1
         after = f"$return{self.count}"
         if isinstance(target, Sym):
@@ -211,12 +212,21 @@ def _registers_for_params(body: _Body) -> None:
                     uses[name].add((operand.offset + e * bits // 8, bits))
     for name, found in uses.items():
         ends = sorted((offset, offset + bits // 8) for offset, bits in found)
-        if any(first[1] > second[0] for first, second in zip(ends, ends[1:], strict=False)):
+        if any(first[1] > second[0] for first, second in pairwise(ends)):
             odd.add(name)
     for n, (label, code) in enumerate(body.blocks):
         body.blocks[n] = (label, [new for ins in code for new in _without_params(ins, names, odd, body.registers)])
     kept = [replace(v, space="local") if v.name in odd else v for v in body.variables]
     body.variables = [v for v in kept if v.space != "param"]
+
+
+def _list(operands: list[Operand]) -> tuple[Operand, ...]:
+    """Take a parenthesised list from the front, if there is one."""
+    if operands and isinstance(operands[0], Group):
+        group = operands.pop(0)
+        assert isinstance(group, Group)
+        return group.items
+    return ()
 
 
 def _param_place(ins: Instruction) -> int:

@@ -67,6 +67,14 @@ WORKER = {
             "hull",
             "allowed",
             "printf",
+            "poll",
+            "budget",  # loop iterations until the next poll
+            "steps",  # of the block, up to the last poll
+            "steps_limit",  # 0: none
+            "python",  # functions of CPython that run signal handlers; 0 but for the thread that called
+            "raised_type",  # what a signal handler raised
+            "raised_value",
+            "raised_trace",
             "line",
             "globals",
             "warp",
@@ -95,7 +103,10 @@ SPACES = {"shared": 1, "local": 2, "global": 4, "param": 4, "generic": 7}
 # A warp's frame: its program counter, then registers that live across a barrier.
 FRAME_REGISTERS = 64
 
-ERROR_ACCESS, ERROR_STORE, ERROR_BARRIER, ERROR_TRAP, ERROR_DEADLOCK = 1, 2, 3, 4, 5
+ERROR_ACCESS, ERROR_STORE, ERROR_BARRIER, ERROR_TRAP, ERROR_DEADLOCK, ERROR_STEPS = 1, 2, 3, 4, 5, 6
+
+POLL_EVERY = 65536  # loop iterations of a worker between two looks at whether the launch should stop
+BLOCK_STEPS = 256  # what a finished block counts for in that
 
 # printf: every call of a lane is a record in the launch's log. The first 8 bytes of the log count the bytes used.
 LOG_BYTES = 1 << 20

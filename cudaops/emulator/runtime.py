@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from cudaops import cache
-from cudaops.emulator import layout, native, printf, support
+from cudaops.emulator import layout, native, options, printf, support
 from cudaops.emulator.access import Site
 from cudaops.emulator.codegen import Codegen, Generated
 from cudaops.emulator.inline import inline
@@ -29,6 +29,7 @@ from cudaops.plan import LaunchConfig
 
 SECOND_THREAD_SECONDS = 200e-6  # less work than this is not worth waking another thread for
 _NO_EXTENT = -(1 << 62)  # length of an empty slot: nothing fits into it
+_ANYWHERE = (1 << 63) - 1  # length of a slot when nothing is checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ _SUPPORT_SYMBOLS = [
 @functools.cache
 def _support() -> tuple[Any, dict[str, int]]:
     """(run, addresses of what generated code calls)"""
-    symbols = ["cudaops_run", "cudaops_hull", "cudaops_allowed", "cudaops_printf", *_SUPPORT_SYMBOLS]
+    symbols = ["cudaops_run", "cudaops_hull", "cudaops_allowed", "cudaops_poll", "cudaops_printf", *_SUPPORT_SYMBOLS]
     code = _cached("support", lambda: (native.machine_code(support.ir()), {}))[0]
     addresses = dict(zip(symbols, native.load(code, symbols), strict=True))
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(addresses["cudaops_run"]), addresses
@@ -84,15 +85,15 @@ _codes_lock = threading.Lock()
 compilations = 0  # kernels that LLVM compiled in this process
 
 
-def _code(ptx: str, key: str, entry: str, geometry: Geometry, dynamic_shared: int) -> _Code:
-    what = (key, entry, geometry, dynamic_shared)
+def _code(ptx: str, key: str, entry: str, geometry: Geometry, dynamic_shared: int, bounds: bool) -> _Code:
+    what = (key, entry, geometry, dynamic_shared, bounds)
     found = _codes.get(what)
     if found is not None:
         return found
     with _codes_lock:
         found = _codes.get(what)
         if found is None:
-            code, notes = _cached(repr(what), lambda: _compile(ptx, key, entry, geometry, dynamic_shared))
+            code, notes = _cached(repr(what), lambda: _compile(ptx, key, entry, geometry, dynamic_shared, bounds))
             notes["sites"] = tuple(Site(**site) for site in notes["sites"])
             notes["globals_used"] = tuple(notes["globals_used"])
             info = Generated(ir="", **notes)
@@ -102,24 +103,24 @@ def _code(ptx: str, key: str, entry: str, geometry: Geometry, dynamic_shared: in
 
 
 def _compile(
-    ptx: str, key: str, entry: str, geometry: Geometry, dynamic_shared: int
+    ptx: str, key: str, entry: str, geometry: Geometry, dynamic_shared: int, bounds: bool
 ) -> tuple[bytes, dict[str, object]]:
     global compilations
     compilations += 1
-    info = generate(ptx, key, entry, geometry, dynamic_shared)
+    info = generate(ptx, key, entry, geometry, dynamic_shared, bounds)
     notes = asdict(info)
     del notes["ir"]
     return native.machine_code(info.ir), notes
 
 
-def generate(ptx: str, key: str, entry: str, geometry: Geometry, dynamic_shared: int) -> Generated:
+def generate(ptx: str, key: str, entry: str, geometry: Geometry, dynamic_shared: int, bounds: bool = True) -> Generated:
     """The LLVM IR of an entry."""
     module = _module(key, ptx)
     function = module.functions.get(entry)
     if function is None or not function.entry:
         known = ", ".join(f.name for f in module.functions.values() if f.entry) or "none"
         raise EmulatorError(f"no kernel {entry} in this PTX; kernels there: {known}")
-    return Codegen(module, inline(module, function), geometry, dynamic_shared).generate("cudaops_kernel")
+    return Codegen(module, inline(module, function), geometry, dynamic_shared, bounds).generate("cudaops_kernel")
 
 
 # -- module globals ---------------------------------------------------------------------------------------------------
@@ -224,6 +225,9 @@ class _Worker:
     def get(self, name: str) -> int:
         return int(self.fields[layout.WORKER[name] // 8])
 
+    def set(self, name: str, value: int) -> None:
+        self.fields[layout.WORKER[name] // 8] = value
+
 
 @dataclass(frozen=True)
 class _Sizes:
@@ -243,6 +247,32 @@ def _take_worker() -> _Worker:
         return _idle_workers.pop()
     except IndexError:
         return _Worker()
+
+
+# What native code calls now and then on the thread that launched, so that Ctrl-C works: take the GIL, run the signal
+# handlers, take over what they raise. A Python callback would not do: handlers run before its first instruction.
+_PYTHON = (ctypes.c_void_p * 5)(
+    *(
+        ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value
+        for name in (
+            "PyGILState_Ensure", "PyErr_CheckSignals", "PyErr_Fetch", "PyErr_NormalizeException", "PyGILState_Release",
+        )
+    )
+)  # fmt: skip
+
+
+def _raised(worker: _Worker) -> BaseException | None:
+    """What a signal handler raised while the worker ran."""
+    found = None
+    for field in ("raised_type", "raised_value", "raised_trace"):
+        address = worker.get(field)
+        if address:
+            reference = ctypes.cast(address, ctypes.py_object)
+            if field == "raised_value":
+                found = reference.value
+            ctypes.pythonapi.Py_DecRef(reference)
+            worker.set(field, 0)
+    return found
 
 
 def _wait_for_all(waiting: list[Future[None]], launch: ctypes.Array[ctypes.c_int64]) -> None:
@@ -278,10 +308,10 @@ def _string_at(address: int, extents: Sequence[Buffer]) -> str:
 class Prepared:
     """An entry compiled for a block shape, ready to be launched with any arguments."""
 
-    def __init__(self, ptx: str, key: str, entry: str, config: LaunchConfig, name: str) -> None:
+    def __init__(self, ptx: str, key: str, entry: str, config: LaunchConfig, name: str, bounds: bool) -> None:
         self.config, self.name = config, name or entry
         self.geometry = Geometry(config.block, config.grid[0] <= 65536)
-        self.code = _code(ptx, key, entry, self.geometry, config.smem_bytes)
+        self.code = _code(ptx, key, entry, self.geometry, config.smem_bytes, bounds)
         info = self.code.info
         self.shared_bytes = info.static_shared_bytes + config.smem_bytes
         self.global_buffers = _globals_of(key, ptx).buffers()
@@ -293,12 +323,13 @@ class Prepared:
         warps, (gx, gy, gz) = self.geometry.warps, config.grid
         self.blocks = gx * gy * gz
         local_bytes = info.local_bytes * WARP * warps
-        empty = np.tile(np.array([0, _NO_EXTENT], dtype=np.int64), info.slots).tobytes()
+        empty = np.tile(np.array([0, _NO_EXTENT if bounds else _ANYWHERE], dtype=np.int64), info.slots).tobytes()
         self.sizes = _Sizes(warps * info.frame_bytes, self.shared_bytes, local_bytes, empty)
         self.worker_template = _structure(
             layout.WORKER,
             nctaid_xy=gx | gy << 32, nctaid_z=gz, shared_bytes=self.shared_bytes, locals_bytes=local_bytes,
-            hull=addresses["cudaops_hull"], allowed=addresses["cudaops_allowed"], printf=addresses["cudaops_printf"],
+            hull=addresses["cudaops_hull"], allowed=addresses["cudaops_allowed"], poll=addresses["cudaops_poll"],
+            budget=layout.POLL_EVERY, printf=addresses["cudaops_printf"],
             globals=self.globals_table.ctypes.data,
             **{name.removeprefix("cudaops_"): addresses[name] for name in _SUPPORT_SYMBOLS},
         )  # fmt: skip
@@ -312,7 +343,11 @@ class Prepared:
         """Run all blocks. Raises EmulatorError for the first fault, after every thread has stopped."""
         parameters = ctypes.create_string_buffer(arguments, len(arguments) + 16)
         own = Buffer(ctypes.addressof(parameters), len(arguments), "the kernel's parameters")
+        chosen = options.current()
         extents = [*buffers, *self.global_buffers, own]
+        extents += [
+            Buffer(t.data_ptr(), t.untyped_storage().nbytes(), "a tensor of emulation()") for t in chosen.buffers
+        ]
         table = (ctypes.c_int64 * (2 * len(extents) + 1))(*(n for e in extents for n in (e.address, e.nbytes)))
         count = self._threads(threads)
         launch = (ctypes.c_int64 * len(layout.LAUNCH))(*self.launch_template)
@@ -325,12 +360,18 @@ class Prepared:
         workers = [_take_worker() for _ in range(count)]
         for worker in workers:
             worker.ready(self.worker_template, self.sizes, ctypes.addressof(launch), ctypes.addressof(parameters))
+            if chosen.max_steps is not None:
+                worker.set("steps_limit", chosen.max_steps)
+                worker.set("budget", min(chosen.max_steps, layout.POLL_EVERY))
+        workers[0].set("python", ctypes.addressof(_PYTHON))
         start = time.perf_counter()
         waiting = [_workers().submit(self.run, worker.address) for worker in workers[1:]]
         try:
             self.run(workers[0].address)
         finally:
             _wait_for_all(waiting, launch)
+        if (raised := _raised(workers[0])) is not None:
+            raise raised
         seconds = (time.perf_counter() - start) * count / max(self.blocks, 1)
         self.block_seconds = seconds if self.block_seconds is None else 0.7 * self.block_seconds + 0.3 * seconds
         if log is not None:
@@ -361,6 +402,11 @@ class Prepared:
             return (
                 f"{head}block {block}, warp {worker.get('error_warp')}: {site.opcode} in divergent code is not reached "
                 "by every thread; move it out of the branch"
+            )
+        if kind == layout.ERROR_STEPS:
+            return (
+                f"{head}block {block}: more than {options.current().max_steps} loop iterations (max_steps); is this loop "
+                "infinite? If not, raise the limit"
             )
         if kind == layout.ERROR_TRAP:
             return f"{head}block {block}, warp {worker.get('error_warp')}: the kernel executed {site.opcode}"
@@ -403,10 +449,10 @@ def prepare(ptx: str, key: str, entry: str, config: LaunchConfig, name: str = ""
         ptx, key: PTX text, and a string that identifies it (its hash).
         name: what to call the kernel in messages; default the entry.
     """
-    what = (key, entry, config, name)
+    what = (key, entry, config, name, options.current().bounds)
     found = _prepared.get(what)
     if found is None:
-        found = _prepared.setdefault(what, Prepared(ptx, key, entry, config, name))
+        found = _prepared.setdefault(what, Prepared(ptx, key, entry, config, name, options.current().bounds))
     return found
 
 

@@ -21,6 +21,7 @@ def ir() -> str:
         parts.append(_store(bits))
         parts.append(_cold(bits))
     parts.append(_printf())
+    parts.append(_poll())
     parts.append(_run())
     parts.append(ATTRIBUTES)
     return "\n".join(parts)
@@ -316,7 +317,8 @@ entry:
   %all.formats = alloca <32 x i64>, align 64
   %all.arguments = alloca <32 x i64>, align 64
   store <32 x i64> %formats, ptr %all.formats, align 64
-  store <32 x i64> %arguments, ptr %all.arguments, align 64{_field("launch", "%launch", "ptr")}{_field("block", "%block")}
+  store <32 x i64> %arguments, ptr %all.arguments, align 64{_field("launch", "%launch", "ptr")}
+  {_field("block", "%block")}
   {_field("log", "%log", "ptr", LAUNCH, "%launch")}{_field("locals", "%locals")}{_field("locals_bytes", "%locals.size")}
   %line.at = getelementptr i8, ptr %ctx, i64 {WORKER["line"]}
   %locals.end = add i64 %locals, %locals.size
@@ -369,6 +371,78 @@ out:
 """
 
 
+def _poll() -> str:
+    """poll(ctx, site): should this warp end at once? Called when the worker's budget of loop iterations is used up."""
+    notes = "".join(
+        f"""
+  %note.{field} = getelementptr i8, ptr %ctx, i64 {WORKER[field]}
+  store i64 {value}, ptr %note.{field}, align 8"""
+        for field, value in (
+            ("error_kind", str(layout.ERROR_STEPS)),
+            ("error_site", "%site64"),
+            ("error_warp", "%warp"),
+            ("error_block", "%block"),
+            ("error_lane", "0"),
+            ("error_address", "%total"),
+        )
+    )
+    return f"""
+define preserve_allcc i1 @cudaops_poll(ptr %ctx, i32 %site) #0 {{
+entry:{_field("launch", "%launch", "ptr")}
+  %abort = getelementptr i8, ptr %launch, i64 {LAUNCH["abort"]}
+  %budget = getelementptr i8, ptr %ctx, i64 {WORKER["budget"]}
+  store i64 {layout.POLL_EVERY}, ptr %budget, align 8
+  %stop = load atomic i64, ptr %abort monotonic, align 8
+  %stopped = icmp ne i64 %stop, 0
+  br i1 %stopped, label %yes, label %count
+count:{_field("steps", "%steps")}{_field("steps_limit", "%limit")}
+  %total = add i64 %steps, {layout.POLL_EVERY}
+  store i64 %total, ptr %steps.at, align 8
+  %limited = icmp ne i64 %limit, 0
+  %many = icmp uge i64 %total, %limit
+  %over = and i1 %limited, %many
+  br i1 %over, label %note, label %ask
+note:{_field("warp", "%warp")}{_field("block", "%block")}
+  %site64 = zext i32 %site to i64{notes}
+  br label %yes
+ask:{_field("python", "%python", "ptr")}
+  %none = icmp eq ptr %python, null
+  br i1 %none, label %no, label %call
+call:
+  %ensure = load ptr, ptr %python, align 8
+  %check.at = getelementptr ptr, ptr %python, i64 1
+  %check = load ptr, ptr %check.at, align 8
+  %fetch.at = getelementptr ptr, ptr %python, i64 2
+  %fetch = load ptr, ptr %fetch.at, align 8
+  %normalize.at = getelementptr ptr, ptr %python, i64 3
+  %normalize = load ptr, ptr %normalize.at, align 8
+  %release.at = getelementptr ptr, ptr %python, i64 4
+  %release = load ptr, ptr %release.at, align 8
+  %gil = call i32 %ensure()
+  %raised = call i32 %check()
+  %quiet = icmp eq i32 %raised, 0
+  br i1 %quiet, label %let.go, label %keep
+keep:
+  %type = getelementptr i8, ptr %ctx, i64 {WORKER["raised_type"]}
+  %value = getelementptr i8, ptr %ctx, i64 {WORKER["raised_value"]}
+  %trace = getelementptr i8, ptr %ctx, i64 {WORKER["raised_trace"]}
+  call void %fetch(ptr %type, ptr %value, ptr %trace)
+  call void %normalize(ptr %type, ptr %value, ptr %trace)
+  br label %let.go
+let.go:
+  call void %release(i32 %gil)
+  br i1 %quiet, label %no, label %set
+set:
+  store atomic i64 1, ptr %abort monotonic, align 8
+  br label %yes
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}}
+"""
+
+
 def _run() -> str:
     """run(ctx): take chunks of blocks from the launch's counter until none is left; the warps of a block in turns."""
     fields = _field("launch", "%launch", "ptr")
@@ -397,6 +471,8 @@ entry:
   %warp.at = getelementptr i8, ptr %ctx, i64 {WORKER["warp"]}
   %block.at = getelementptr i8, ptr %ctx, i64 {WORKER["block"]}
   %done.at = getelementptr i8, ptr %ctx, i64 {WORKER["done"]}
+  %steps.at = getelementptr i8, ptr %ctx, i64 {WORKER["steps"]}
+  %budget.at = getelementptr i8, ptr %ctx, i64 {WORKER["budget"]}
   %has.shared = icmp ne i64 %shared.bytes, 0
   br label %take
 take:
@@ -413,7 +489,7 @@ some:
   %to = select i1 %fewer, i64 %upto, i64 %blocks
   br label %block
 block:
-  %b = phi i64 [ %from, %some ], [ %b.next, %block.end ]
+  %b = phi i64 [ %from, %some ], [ %b.next, %go.on ]
   store i64 %b, ptr %block.at, align 8
   %x = urem i64 %b, %gx
   %rest = udiv i64 %b, %gx
@@ -465,7 +541,9 @@ warp.end:
 round.end:
   %again = icmp ne i32 %waiting.next, 0
   %bad = load i64, ptr %error, align 8
-  %faulted = icmp ne i64 %bad, 0
+  %stop.now = load atomic i64, ptr %abort monotonic, align 8
+  %either = or i64 %bad, %stop.now
+  %faulted = icmp ne i64 %either, 0
   br i1 %faulted, label %fail, label %no.fault
 no.fault:
   br i1 %again, label %round, label %block.end
@@ -473,6 +551,17 @@ block.end:
   %done = load i64, ptr %done.at, align 8
   %done.next = add i64 %done, 1
   store i64 %done.next, ptr %done.at, align 8
+  store i64 0, ptr %steps.at, align 8
+  %budget = load i64, ptr %budget.at, align 8
+  %budget.left = sub i64 %budget, {layout.BLOCK_STEPS}
+  store i64 %budget.left, ptr %budget.at, align 8
+  %used.up = icmp slt i64 %budget.left, 0
+  br i1 %used.up, label %look, label %go.on
+look:
+  %quit = call preserve_allcc i1 @cudaops_poll(ptr %ctx, i32 0)
+  store i64 0, ptr %steps.at, align 8
+  br i1 %quit, label %fail, label %go.on
+go.on:
   %b.next = add i64 %b, 1
   %b.more = icmp ult i64 %b.next, %to
   br i1 %b.more, label %block, label %take

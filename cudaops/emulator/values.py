@@ -20,9 +20,12 @@ from cudaops.errors import EmulatorError
 
 
 class Values(Text):
-    def __init__(self, module: Module, function: Function, geometry: Geometry, dynamic_shared: int) -> None:
+    def __init__(
+        self, module: Module, function: Function, geometry: Geometry, dynamic_shared: int, bounds: bool
+    ) -> None:
         super().__init__()
         self.module, self.function, self.geometry = module, function, geometry
+        self.bounds = bounds  # whether accesses are checked
         self._lay_out_memory(dynamic_shared)
         self.flow = Flow(function)
         self.analysis = LaneAnalysis(

@@ -283,7 +283,7 @@ def prefetch(g: Codegen, ins: Instruction) -> None:
 
 @rule("vprintf", "")
 def vprintf(g: Codegen, ins: Instruction) -> None:
-    """Note the format's address and the arguments of each active lane; the text is printed when the launch has ended."""
+    """Note the format's address and the arguments of each active lane; they are printed when the launch has ended."""
     places = [g.read(operand, "b64", vector=True) for operand in ins.operands]
     function = g.field("printf", "ptr")
     mask = g.bits_of(g.mask_or_full())
