@@ -291,6 +291,44 @@ class Flow:
             found.append(region)
         return found
 
+    def waiting(self, masked: set[int]) -> dict[int, set[int]]:
+        """Masked block -> blocks where other lanes may wait while it runs.
+
+        Follows pairs of blocks that lanes of one warp stand at: from the two sides of a divergent branch on, the one
+        that its chain runs first moves to its successors.
+        """
+        place: dict[int, int] = {}
+        loops: dict[int, tuple[int, bool]] = {}  # header -> (place of the last block, entered elsewhere too)
+        for region in self.regions(masked):
+            place.update((b, len(place)) for b in region.chain)
+            for loop in region.loops:
+                end = place[loop.last]
+                inside = set(region.chain[region.chain.index(loop.header) : region.chain.index(loop.last) + 1])
+                others = inside - {loop.header}
+                loops[loop.header] = end, any(p not in inside for b in others for p in self.pred[b])
+        found: dict[int, set[int]] = {b: set() for b in masked}
+        seen: set[tuple[int, int]] = set()
+        todo: list[tuple[int, int]] = []
+
+        def add(b: int, c: int) -> None:
+            b, c = sorted((b, c), key=lambda x: place.get(x, len(place)))
+            if b != c and b in place and (b, c) not in seen and not {b, c} & self.lone_return:
+                seen.add((b, c))
+                todo.append((b, c))
+
+        for d in self.divergent:
+            add(self.succ[d][0], self.succ[d][-1])
+        while todo:
+            b, c = todo.pop()
+            orders = [(b, c)]
+            if b in loops and c in place and place[c] <= loops[b][0]:  # lanes at b wait for the loop's next turn
+                orders = [(c, b), (b, c)] if loops[b][1] else [(c, b)]
+            for runs, waits in orders:
+                found[runs].add(waits)
+                for s in self.succ[runs]:
+                    add(s, waits)
+        return found
+
     def _order(self, blocks: set[int], region: Region, header: int | None, depth: int) -> None:
         """Append `blocks` to the chain in topological order, each loop in one piece, its header first."""
         for part in _strong_components(blocks, lambda b: [s for s in self.succ[b] if s in blocks and s != header]):

@@ -223,20 +223,8 @@ class LaneAnalysis:
     # -- which definitions must keep the other lanes' values ------------------------------------------------------
     def _blended(self) -> dict[int, frozenset[str]]:
         """block -> registers that lanes waiting elsewhere still need while the block runs."""
-        flow, n = self.flow, len(self.flow.blocks)
-        need: dict[int, set[str]] = {}
-        for d in self.divergent:
-            edges = flow.meeting_succ(d)
-            if len(edges) < 2 or edges[0] == edges[1]:
-                continue
-            meet = flow.meeting_point(edges)
-            sides = [flow._between([edge], meet) for edge in edges]
-            at_meet = flow.live_in[meet] if meet != n else frozenset()
-            for mine, other in ((sides[0], sides[1]), (sides[1], sides[0])):
-                waiting = set(at_meet).union(*(flow.live_in[c] for c in other))
-                for b in mine:
-                    need.setdefault(b, set()).update(waiting)
-        return {b: frozenset(names) for b, names in need.items()}
+        waiting = self.flow.waiting(self.masked)
+        return {b: frozenset().union(*(self.flow.live_in[c] for c in others)) for b, others in waiting.items()}
 
     def blends(self, block: int, name: str) -> bool:
         return name in self.blended.get(block, ())

@@ -19,7 +19,8 @@ class Options:
     buffers: tuple[torch.Tensor, ...] = ()
 
 
-_current: ContextVar[Options] = ContextVar("cudaops emulation", default=Options())
+_DEFAULT = Options()
+_current: ContextVar[Options] = ContextVar("cudaops emulation", default=_DEFAULT)
 
 
 def current() -> Options:

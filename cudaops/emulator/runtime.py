@@ -405,8 +405,8 @@ class Prepared:
             )
         if kind == layout.ERROR_STEPS:
             return (
-                f"{head}block {block}: more than {options.current().max_steps} loop iterations (max_steps); is this loop "
-                "infinite? If not, raise the limit"
+                f"{head}block {block}: more than {options.current().max_steps} loop iterations (max_steps); "
+                "is this loop infinite? If not, raise the limit"
             )
         if kind == layout.ERROR_TRAP:
             return f"{head}block {block}, warp {worker.get('error_warp')}: the kernel executed {site.opcode}"
