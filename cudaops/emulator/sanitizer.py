@@ -1,0 +1,543 @@
+"""The checks of `cudaops.sanitize()`: what watches every access, and what becomes of its findings.
+
+In code made for it, each ld, st, atom, ldmatrix and cp.async first calls `watch` with its lanes' addresses. Beside the
+memory there is shadow memory: for each word of shared memory who wrote and read it last, and when by a clock that
+barriers move on; for each word of a buffer which block did; for each byte whether anything wrote it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cudaops.emulator import layout
+from cudaops.emulator.layout import LAUNCH, WORKER
+from cudaops.emulator.text import Text
+
+READ, WRITE, ATOMIC = 1, 2, 3
+
+# Kinds of findings; those below 10 are the faults of layout.py.
+RACE_SHARED, RACE_GLOBAL, UNINITIALISED, MISALIGNED, INACTIVE_LANE = 11, 12, 13, 14, 15
+CHECKS = {
+    layout.ERROR_ACCESS: "memcheck", layout.ERROR_STORE: "memcheck", layout.ERROR_BARRIER: "synccheck",
+    RACE_SHARED: "racecheck", RACE_GLOBAL: "racecheck", UNINITIALISED: "initcheck", MISALIGNED: "memcheck",
+    INACTIVE_LANE: "synccheck",
+}  # fmt: skip
+
+RECORD = "<qqqqqqqq"  # kind, site, other site, warp, lane, block, address, other (thread or block)
+RECORD_BYTES = struct.calcsize(RECORD)
+MOST_RECORDS = 4096
+FINDINGS_BYTES = 8 + MOST_RECORDS * RECORD_BYTES
+
+# Arrays of 32-bit words beside shared memory, one element a word of it.
+SHARED_SHADOW = ("write_clock", "writer", "write_bytes", "write_site", "read_clock", "reader", "read_bytes", "read_site")
+GLOBAL_SHADOW = ("writer", "write_bytes", "write_site", "reader", "read_bytes", "read_site")
+IS_ATOMIC = 256  # in write_bytes: an atomic wrote
+SEVERAL = -1  # in reader: lanes of several warps; -(warp + 2): several lanes of that warp
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    kind: int
+    site: int
+    other_site: int
+    warp: int
+    lane: int
+    block: int
+    address: int
+    other: int
+
+
+def records(log: bytes) -> list[Record]:
+    count = min(int.from_bytes(log[:8], "little"), MOST_RECORDS)
+    return [Record(*struct.unpack_from(RECORD, log, 8 + n * RECORD_BYTES)) for n in range(count)]
+
+
+class _Function(Text):
+    """A support function being written."""
+
+    def field(self, name: str, ty: str = "i64") -> str:
+        return self.at(name, WORKER, "%ctx", ty)
+
+    def at(self, name: str, offsets: dict[str, int], base: str, ty: str = "i64") -> str:
+        pointer = self.emit(f"getelementptr i8, ptr {base}, i64 {offsets[name]}")
+        return self.emit(f"load {ty}, ptr {pointer}, align 8")
+
+    def keep(self, name: str, value: str) -> None:
+        pointer = self.emit(f"getelementptr i8, ptr %ctx, i64 {WORKER[name]}")
+        self.line(f"store i64 {value}, ptr {pointer}, align 8")
+
+    def splat(self, ty: str, value: str) -> str:
+        first = self.emit(f"insertelement <32 x {ty}> poison, {ty} {value}, i32 0")
+        return self.emit(f"shufflevector <32 x {ty}> {first}, <32 x {ty}> poison, <32 x i32> zeroinitializer")
+
+    def gather(self, ty: str, base: str, index: str, mask: str) -> str:
+        pointers = self.emit(f"getelementptr {ty}, ptr {base}, <32 x i64> {index}")
+        vector = f"<32 x {ty}>"
+        name = self.declare(f"llvm.masked.gather.v32{ty}.v32p0", vector, f"<32 x ptr>, i32, <32 x i1>, {vector}")
+        return self.emit(
+            f"call {vector} @{name}(<32 x ptr> {pointers}, i32 1, <32 x i1> {mask}, {vector} zeroinitializer)"
+        )
+
+    def scatter(self, ty: str, base: str, index: str, value: str, mask: str) -> None:
+        pointers = self.emit(f"getelementptr {ty}, ptr {base}, <32 x i64> {index}")
+        vector = f"<32 x {ty}>"
+        name = self.declare(f"llvm.masked.scatter.v32{ty}.v32p0", "void", f"{vector}, <32 x ptr>, i32, <32 x i1>")
+        self.line(f"call void @{name}({vector} {value}, <32 x ptr> {pointers}, i32 1, <32 x i1> {mask})")
+
+    def array(self, base: str, number: int, words: str) -> str:
+        """Array `number` of the shadow at `base`."""
+        bytes_ = self.binary("mul", "i64", words, str(4 * number))
+        return self.emit(f"getelementptr i8, ptr {base}, i64 {bytes_}")
+
+    def where(self, test: str, yes: str, no: str, ty: str = "i32") -> str:
+        return self.emit(f"select <32 x i1> {test}, <32 x {ty}> {yes}, <32 x {ty}> {no}")
+
+    def bits(self, mask: str) -> str:
+        return self.emit(f"bitcast <32 x i1> {mask} to i32")
+
+    def text(self, head: str) -> str:
+        body = "\n".join(self.lines)
+        declarations = "\n".join(self.declarations.values())
+        return f"{declarations}\n{head} {{\nentry:\n{body}\n}}\n"
+
+
+def ir() -> str:
+    return _note() + _notes() + _watch_shared() + _watch_global() + _watch()
+
+
+def _note() -> str:
+    """note(ctx, kind, site, other site, lane, address, other): one finding in the launch's log."""
+    f = _Function()
+    launch = f.field("launch", "ptr")
+    log = f.at("findings", LAUNCH, launch, "ptr")
+    none = f.emit(f"icmp eq ptr {log}, null")
+    f.line(f"br i1 {none}, label %out, label %take")
+    f.place("take")
+    n = f.emit(f"atomicrmw add ptr {log}, i64 1 monotonic")
+    fits = f.emit(f"icmp ult i64 {n}, {MOST_RECORDS}")
+    f.line(f"br i1 {fits}, label %put, label %out")
+    f.place("put")
+    offset = f.binary("add", "i64", f.binary("mul", "i64", n, str(RECORD_BYTES)), "8")
+    record = f.emit(f"getelementptr i8, ptr {log}, i64 {offset}")
+    values = ["%kind", "%site", "%other.site", f.field("warp"), "%lane", f.field("block"), "%address", "%other"]
+    for place, value in enumerate(values):
+        f.line(f"store i64 {value}, ptr {f.emit(f'getelementptr i64, ptr {record}, i64 {place}')}, align 8")
+    f.line("br label %out")
+    f.place("out")
+    f.line("ret void")
+    return f.text(
+        "define void @cudaops_note(ptr %ctx, i64 %kind, i64 %site, i64 %other.site, i64 %lane, i64 %address, "
+        "i64 %other) noinline #0"
+    )
+
+
+def _notes() -> str:
+    """notes(ctx, mask, kind, site, other sites, addresses, others): a finding for each lane of the mask."""
+    f = _Function()
+    for name, ty in (("sites", "i32"), ("others", "i32"), ("addresses", "i64")):
+        f.line(f"%{name}.at = alloca <32 x {ty}>, align 64")
+        f.line(f"store <32 x {ty}> %{name}, ptr %{name}.at, align 64")
+    f.line("br label %next")
+    f.place("next")
+    f.line("%lane = phi i64 [ 0, %entry ], [ %lane.next, %more ]")
+    lane32 = f.emit("trunc i64 %lane to i32")
+    bit = f.binary("shl", "i32", "1", lane32)
+    on = f.emit(f"icmp ne i32 {f.binary('and', 'i32', '%mask', bit)}, 0")
+    f.line(f"br i1 {on}, label %do, label %more")
+    f.place("do")
+    picked = {}
+    for name, ty in (("sites", "i32"), ("others", "i32"), ("addresses", "i64")):
+        value = f.emit(f"load {ty}, ptr {f.emit(f'getelementptr {ty}, ptr %{name}.at, i64 %lane')}, align 4")
+        picked[name] = f.emit(f"sext i32 {value} to i64") if ty == "i32" else value
+    f.line(
+        f"call void @cudaops_note(ptr %ctx, i64 %kind, i64 %site, i64 {picked['sites']}, i64 %lane, "
+        f"i64 {picked['addresses']}, i64 {picked['others']})"
+    )
+    f.line("br label %more")
+    f.place("more")
+    f.line("%lane.next = add i64 %lane, 1")
+    f.line("%end = icmp eq i64 %lane.next, 32")
+    f.line("br i1 %end, label %out, label %next")
+    f.place("out")
+    f.line("ret void")
+    return f.text(
+        "define void @cudaops_notes(ptr %ctx, i32 %mask, i64 %kind, i64 %site, <32 x i32> %sites, "
+        "<32 x i64> %addresses, <32 x i32> %others) noinline #0"
+    )
+
+
+def _watch_shared() -> str:
+    """One word of an access to shared memory, by all lanes of the mask.
+
+    Two accesses race when one writes, they are of different threads, their bytes overlap, and no barrier of the block
+    (for lanes of one warp: no __syncwarp either) lies between. The clock moves on at each of these.
+    """
+    f = _Function()
+    i32 = "<32 x i32>"
+    mask = f.emit("bitcast i32 %mask to <32 x i1>")
+    base, words = f.field("shadow", "ptr"), f.field("shadow_words")
+    arrays = {name: f.array(base, n, words) for n, name in enumerate(SHARED_SHADOW)}
+    warp64 = f.field("warp")
+    warp = f.emit(f"trunc i64 {warp64} to i32")
+    starts = f.field("warp_clocks", "ptr")
+    warp_start = f.emit(f"load i32, ptr {f.emit(f'getelementptr i32, ptr {starts}, i64 {warp64}')}, align 4")
+    block_start = f.emit(f"trunc i64 {f.field('block_clock')} to i32")
+    clock = f.splat("i32", f.emit(f"trunc i64 {f.field('clock')} to i32"))
+    warps, mine, block = (f.splat("i32", v) for v in (warp, warp_start, block_start))
+    lanes = "<" + ", ".join(f"i32 {n}" for n in range(32)) + ">"
+    tid = f.binary("add", i32, f.splat("i32", f.binary("shl", "i32", warp, "5")), lanes)
+    site = f.splat("i32", f.emit("trunc i64 %site to i32"))
+    f.line("%stores = icmp ne i32 %kind, 1")
+    f.line("%atomic = icmp eq i32 %kind, 3")
+
+    # against the last write
+    clock_w = f.gather("i32", arrays["write_clock"], "%index", mask)
+    writer = f.gather("i32", arrays["writer"], "%index", mask)
+    bytes_w = f.gather("i32", arrays["write_bytes"], "%index", mask)
+    near = f.emit(f"icmp eq {i32} {f.binary('ashr', i32, writer, 'splat (i32 5)')}, {warps}")
+    fresh = f.emit(f"icmp sge {i32} {clock_w}, {f.where(near, mine, block)}")
+    other = f.emit(f"icmp ne {i32} {writer}, {tid}")
+    overlap = f.emit(f"icmp ne {i32} {f.binary('and', i32, bytes_w, '%bytes')}, zeroinitializer")
+    both = f.emit(f"icmp ne {i32} {f.binary('and', i32, bytes_w, f'splat (i32 {IS_ATOMIC})')}, zeroinitializer")
+    atomics = f.binary("and", "<32 x i1>", both, f.splat("i1", "%atomic"))
+    clash = f.binary("and", "<32 x i1>", f.binary("and", "<32 x i1>", fresh, other), overlap)
+    clash = f.binary("and", "<32 x i1>", clash, f.emit(f"xor <32 x i1> {atomics}, splat (i1 true)"))
+    clash = f.bits(f.binary("and", "<32 x i1>", clash, mask))
+    f.line(f"%w.some = icmp ne i32 {clash}, 0")
+    f.line("br i1 %w.some, label %w.note, label %w.done")
+    f.place("w.note")
+    sites = f.gather("i32", arrays["write_site"], "%index", mask)
+    _call_notes(f, clash, RACE_SHARED, sites, writer)
+    f.line("br label %w.done")
+    f.place("w.done")
+
+    # the last read
+    clock_r = f.gather("i32", arrays["read_clock"], "%index", mask)
+    reader = f.gather("i32", arrays["reader"], "%index", mask)
+    bytes_r = f.gather("i32", arrays["read_bytes"], "%index", mask)
+    single = f.emit(f"icmp sge {i32} {reader}, zeroinitializer")
+    several = f.binary("sub", i32, "splat (i32 -2)", reader)
+    warp_r = f.where(single, f.binary("ashr", i32, reader, "splat (i32 5)"), several)
+    near_r = f.emit(f"icmp eq {i32} {warp_r}, {warps}")
+    valid = f.emit(f"icmp sge {i32} {clock_r}, {f.where(near_r, mine, block)}")
+    self_r = f.emit(f"icmp eq {i32} {reader}, {tid}")
+    f.line("br i1 %stores, label %store, label %load")
+
+    f.place("store")
+    overlap_r = f.emit(f"icmp ne {i32} {f.binary('and', i32, bytes_r, '%bytes')}, zeroinitializer")
+    clash_r = f.binary("and", "<32 x i1>", valid, f.emit(f"xor <32 x i1> {self_r}, splat (i1 true)"))
+    clash_r = f.bits(f.binary("and", "<32 x i1>", f.binary("and", "<32 x i1>", clash_r, overlap_r), mask))
+    f.line(f"%r.some = icmp ne i32 {clash_r}, 0")
+    f.line("br i1 %r.some, label %r.note, label %r.done")
+    f.place("r.note")
+    sites = f.gather("i32", arrays["read_site"], "%index", mask)
+    _call_notes(f, clash_r, RACE_SHARED, sites, reader)
+    f.line("br label %r.done")
+    f.place("r.done")
+    flag = f.emit(f"select i1 %atomic, i32 {IS_ATOMIC}, i32 0")
+    f.scatter("i32", arrays["write_clock"], "%index", clock, mask)
+    f.scatter("i32", arrays["writer"], "%index", tid, mask)
+    f.scatter("i32", arrays["write_bytes"], "%index", f.binary("or", i32, "%bytes", f.splat("i32", flag)), mask)
+    f.scatter("i32", arrays["write_site"], "%index", site, mask)
+    # two lanes of this very instruction
+    last = f.gather("i32", arrays["writer"], "%index", mask)
+    last_bytes = f.gather("i32", arrays["write_bytes"], "%index", mask)
+    twice = f.emit(f"icmp ne {i32} {last}, {tid}")
+    same = f.emit(f"icmp ne {i32} {f.binary('and', i32, last_bytes, '%bytes')}, zeroinitializer")
+    twice = f.bits(f.binary("and", "<32 x i1>", f.binary("and", "<32 x i1>", twice, same), mask))
+    twice = f.emit(f"select i1 %atomic, i32 0, i32 {twice}")
+    f.line(f"%t.some = icmp ne i32 {twice}, 0")
+    f.line("br i1 %t.some, label %t.note, label %out")
+    f.place("t.note")
+    _call_notes(f, twice, RACE_SHARED, site, last)
+    f.line("br label %out")
+
+    f.place("load")
+    group = f.where(near_r, f.binary("sub", i32, "splat (i32 -2)", warps), f"splat (i32 {SEVERAL})")
+    joined = f.where(self_r, tid, group)
+    now = f.where(valid, joined, tid)
+    f.scatter("i32", arrays["read_clock"], "%index", clock, mask)
+    f.scatter("i32", arrays["reader"], "%index", now, mask)
+    kept = f.where(valid, f.binary("or", i32, bytes_r, "%bytes"), "%bytes")
+    f.scatter("i32", arrays["read_bytes"], "%index", kept, mask)
+    f.scatter("i32", arrays["read_site"], "%index", site, mask)
+    again = f.gather("i32", arrays["reader"], "%index", mask)
+    lost = f.binary("and", "<32 x i1>", f.emit(f"icmp ne {i32} {again}, {now}"), mask)
+    lone = f.emit(f"icmp sge {i32} {again}, zeroinitializer")
+    lost = f.binary("and", "<32 x i1>", lost, lone)
+    f.scatter("i32", arrays["reader"], "%index", f.binary("sub", i32, "splat (i32 -2)", warps), lost)
+    f.line("br label %out")
+    f.place("out")
+    f.line("ret void")
+    return f.text(
+        "define void @cudaops_watch_shared(ptr %ctx, <32 x i64> %addresses, <32 x i64> %index, <32 x i32> %bytes, "
+        "i32 %mask, i32 %kind, i64 %site) noinline #0"
+    )
+
+
+def _call_notes(f: _Function, mask: str, kind: int, sites: str, others: str) -> None:
+    f.line(
+        f"call void @cudaops_notes(ptr %ctx, i32 {mask}, i64 {kind}, i64 %site, <32 x i32> {sites}, "
+        f"<32 x i64> %addresses, <32 x i32> {others})"
+    )
+
+
+def _watch_global() -> str:
+    """One lane's access to a buffer of the launch: blocks that touch the same word, and bytes nothing wrote.
+
+    What a block wrote before a fence and an atomic may be read by a block that has done an atomic since.
+    """
+    f = _Function()
+    launch = f.field("launch", "ptr")
+    count, table = f.at("buffer_count", LAUNCH, launch), f.at("buffers", LAUNCH, launch, "ptr")
+    shadows = f.at("shadows", LAUNCH, launch, "ptr")
+    released = f.at("released", LAUNCH, launch, "ptr")
+    block64 = f.field("block")
+    block = f.emit(f"trunc i64 {f.binary('add', 'i64', block64, '1')} to i32")
+    acquired = f.emit(f"icmp ne i64 {f.field('acquired')}, 0")
+    f.line("%stores = icmp ne i32 %kind, 1")
+    f.line("%loads = icmp ne i32 %kind, 2")
+    f.line("%atomic = icmp eq i32 %kind, 3")
+    f.line("%end = add i64 %address, %bytes")
+    f.line("br label %search")
+    f.place("search")
+    f.line("%n = phi i64 [ 0, %entry ], [ %n.next, %other ]")
+    more = f.emit(f"icmp ult i64 %n, {count}")
+    f.line(f"br i1 {more}, label %try, label %out")
+    f.place("try")
+    entry = f.emit(f"getelementptr [2 x i64], ptr {table}, i64 %n")
+    low = f.emit(f"load i64, ptr {entry}, align 8")
+    size = f.emit(f"load i64, ptr {f.emit(f'getelementptr i8, ptr {entry}, i64 8')}, align 8")
+    above = f.emit(f"icmp uge i64 %address, {low}")
+    below = f.emit(f"icmp ule i64 %end, {f.binary('add', 'i64', low, size)}")
+    f.line(f"br i1 {f.binary('and', 'i1', above, below)}, label %found, label %other")
+    f.place("other")
+    f.line("%n.next = add i64 %n, 1")
+    f.line("br label %search")
+    f.place("found")
+    pair = f.emit(f"getelementptr [2 x ptr], ptr {shadows}, i64 %n")
+    race = f.emit(f"load ptr, ptr {pair}, align 8")
+    init = f.emit(f"load ptr, ptr {f.emit(f'getelementptr i8, ptr {pair}, i64 8')}, align 8")
+    into = f.binary("sub", "i64", "%address", low)
+    has_init = f.emit(f"icmp ne ptr {init}, null")
+    f.line(f"br i1 {has_init}, label %bytewise, label %words")
+    f.place("bytewise")
+    _initialisation(f, init, into, "words")
+    f.place("words")
+    words = f.binary("lshr", "i64", f.binary("add", "i64", size, "3"), "2")
+    arrays = {name: f.array(race, n, words) for n, name in enumerate(GLOBAL_SHADOW)}
+    has_race = f.emit(f"icmp ne ptr {race}, null")
+    first = f.binary("lshr", "i64", into, "2")
+    last = f.binary("lshr", "i64", f.binary("sub", "i64", f.binary("add", "i64", into, "%bytes"), "1"), "2")
+    inner = f.binary("and", "i64", into, "3")
+    short = f.emit("icmp ult i64 %bytes, 4")
+    wide = f.binary("shl", "i64", f.binary("sub", "i64", f.binary("shl", "i64", "1", "%bytes"), "1"), inner)
+    mask64 = f.emit(f"select i1 {short}, i64 {wide}, i64 15")
+    bytes_ = f.binary("and", "i32", f.emit(f"trunc i64 {mask64} to i32"), "15")
+    f.line(f"br i1 {has_race}, label %word, label %out")
+    f.place("word")
+    f.line(f"%w = phi i64 [ {first}, %words ], [ %w.next, %w.end ]")
+    at = {name: f.emit(f"getelementptr i32, ptr {pointer}, i64 %w") for name, pointer in arrays.items()}
+    value = {name: f.emit(f"load i32, ptr {pointer}, align 4") for name, pointer in at.items()}
+
+    def clash(who: str, what: str) -> str:
+        owner = value[who]
+        someone = f.emit(f"icmp ne i32 {owner}, 0")
+        foreign = f.emit(f"icmp ne i32 {owner}, {block}")
+        shared = f.emit(f"icmp ne i32 {f.binary('and', 'i32', value[what], bytes_)}, 0")
+        positive = f.emit(f"icmp sgt i32 {owner}, 0")
+        index = f.emit(f"select i1 {positive}, i32 {owner}, i32 1")
+        place = f.binary("sub", "i64", f.emit(f"sext i32 {index} to i64"), "1")
+        let = f.emit(f"load i8, ptr {f.emit(f'getelementptr i8, ptr {released}, i64 {place}')}, align 1")
+        ordered = f.binary("and", "i1", f.emit(f"icmp ne i8 {let}, 0"), acquired)
+        ordered = f.binary("and", "i1", ordered, positive)
+        both = f.emit(f"icmp ne i32 {f.binary('and', 'i32', value[what], str(IS_ATOMIC))}, 0")
+        free = f.binary("or", "i1", ordered, f.binary("and", "i1", both, "%atomic"))
+        found = f.binary("and", "i1", f.binary("and", "i1", someone, foreign), shared)
+        return f.binary("and", "i1", found, f.emit(f"xor i1 {free}, true"))
+
+    bad_w = clash("writer", "write_bytes")
+    bad_r = f.binary("and", "i1", clash("reader", "read_bytes"), "%stores")
+    f.line(f"br i1 {bad_w}, label %note.w, label %test.r")
+    f.place("note.w")
+    _call_note(f, RACE_GLOBAL, value["write_site"], value["writer"])
+    f.line("br label %update")
+    f.place("test.r")
+    f.line(f"br i1 {bad_r}, label %note.r, label %update")
+    f.place("note.r")
+    _call_note(f, RACE_GLOBAL, value["read_site"], value["reader"])
+    f.line("br label %update")
+    f.place("update")
+    site = f.emit("trunc i64 %site to i32")
+    f.line("br i1 %stores, label %put.w, label %put.r")
+    f.place("put.w")
+    flag = f.emit(f"select i1 %atomic, i32 {IS_ATOMIC}, i32 0")
+    mine = f.emit(f"icmp eq i32 {value['writer']}, {block}")
+    old = f.emit(f"select i1 {mine}, i32 {f.binary('and', 'i32', value['write_bytes'], '15')}, i32 0")
+    f.line(f"store i32 {block}, ptr {at['writer']}, align 4")
+    merged = f.binary("or", "i32", f.binary("or", "i32", old, bytes_), flag)
+    f.line(f"store i32 {merged}, ptr {at['write_bytes']}, align 4")
+    f.line(f"store i32 {site}, ptr {at['write_site']}, align 4")
+    f.line("br label %w.end")
+    f.place("put.r")
+    none = f.emit(f"icmp eq i32 {value['reader']}, 0")
+    me = f.emit(f"icmp eq i32 {value['reader']}, {block}")
+    new = f.emit(f"select i1 {f.binary('or', 'i1', none, me)}, i32 {block}, i32 {SEVERAL}")
+    f.line(f"store i32 {new}, ptr {at['reader']}, align 4")
+    f.line(f"store i32 {f.binary('or', 'i32', value['read_bytes'], bytes_)}, ptr {at['read_bytes']}, align 4")
+    f.line(f"store i32 {site}, ptr {at['read_site']}, align 4")
+    f.line("br label %w.end")
+    f.place("w.end")
+    f.line("%w.next = add i64 %w, 1")
+    f.line(f"%w.more = icmp ule i64 %w.next, {last}")
+    f.line("br i1 %w.more, label %word, label %out")
+    f.place("out")
+    f.line("ret void")
+    return f.text(
+        "define void @cudaops_watch_global(ptr %ctx, i64 %address, i64 %bytes, i64 %lane, i32 %kind, i64 %site) "
+        "noinline #0"
+    )
+
+
+def _call_note(f: _Function, kind: int, other_site: str, other: str) -> None:
+    f.line(
+        f"call void @cudaops_note(ptr %ctx, i64 {kind}, i64 %site, i64 {f.emit(f'sext i32 {other_site} to i64')}, "
+        f"i64 %lane, i64 %address, i64 {f.emit(f'sext i32 {other} to i64')})"
+    )
+
+
+def _initialisation(f: _Function, init: str, into: str, done: str) -> None:
+    """Reads must find every byte written; writes write them. %loads / %stores say which it is."""
+    f.line("br label %byte")
+    f.place("byte")
+    f.line("%k = phi i64 [ 0, %bytewise ], [ %k.next, %byte.end ]")
+    place = f.emit(f"getelementptr i8, ptr {init}, i64 {f.binary('add', 'i64', into, '%k')}")
+    written = f.emit(f"load i8, ptr {place}, align 1")
+    empty = f.binary("and", "i1", f.emit(f"icmp eq i8 {written}, 0"), "%loads")
+    f.line(f"br i1 {empty}, label %unset, label %set")
+    f.place("unset")
+    f.line(
+        f"call void @cudaops_note(ptr %ctx, i64 {UNINITIALISED}, i64 %site, i64 -1, i64 %lane, i64 %address, i64 0)"
+    )
+    f.line(f"store i8 1, ptr {place}, align 1")  # one finding a byte is enough
+    f.line("br label %byte.end")
+    f.place("set")
+    kept = f.emit(f"select i1 %stores, i8 1, i8 {written}")
+    f.line(f"store i8 {kept}, ptr {place}, align 1")
+    f.line("br label %byte.end")
+    f.place("byte.end")
+    f.line("%k.next = add i64 %k, 1")
+    f.line("%k.more = icmp ult i64 %k.next, %bytes")
+    f.line(f"br i1 %k.more, label %byte, label %{done}")
+
+
+def _watch() -> str:
+    """watch(ctx, addresses, mask, bytes, kind, site, slot, spaces): check an access; the lanes that may make it."""
+    f = _Function()
+    f.line("%places = alloca <32 x i64>, align 64")
+    f.line("store <32 x i64> %addresses, ptr %places, align 64")
+    f.line("%bytes64 = zext i32 %bytes to i64")
+    f.line("%site64 = zext i32 %site to i64")
+    error = f.emit(f"icmp eq i32 %kind, {READ}")
+    fault = f.emit(f"select i1 {error}, i32 {layout.ERROR_ACCESS}, i32 {layout.ERROR_STORE}")
+    good = f.emit(
+        f"call i32 @cudaops_allowed(ptr %ctx, <32 x i64> %addresses, i32 %mask, i64 %bytes64, i32 %site, i32 %slot, "
+        f"i32 %spaces, i32 {fault})"
+    )
+    # alignment: a power of two, or 1
+    low = f.splat("i64", f.binary("sub", "i64", "%bytes64", "1"))
+    odd = f.emit(f"icmp ne <32 x i64> {f.binary('and', '<32 x i64>', '%addresses', low)}, zeroinitializer")
+    odd_bits = f.binary("and", "i32", f.bits(odd), good)
+    f.line(f"%odd.some = icmp ne i32 {odd_bits}, 0")
+    f.line("br i1 %odd.some, label %odd, label %aligned")
+    f.place("odd")
+    f.line(
+        f"call void @cudaops_notes(ptr %ctx, i32 {odd_bits}, i64 {MISALIGNED}, i64 %site64, <32 x i32> splat (i32 -1), "
+        "<32 x i64> %addresses, <32 x i32> zeroinitializer)"
+    )
+    f.line("br label %aligned")
+    f.place("aligned")
+    left = f.binary("and", "i32", good, f.binary("xor", "i32", odd_bits, "-1"))
+    # shared memory, all lanes at once, word by word
+    base, size = f.field("shared"), f.field("shared_bytes")
+    into = f.binary("sub", "<32 x i64>", "%addresses", f.splat("i64", base))
+    inside = f.emit(f"icmp ult <32 x i64> {into}, {f.splat('i64', size)}")
+    inner = f.binary("and", "i32", f.bits(inside), left)
+    f.line(f"%shared.some = icmp ne i32 {inner}, 0")
+    f.line("br i1 %shared.some, label %shared, label %rest")
+    f.place("shared")
+    init = f.field("shared_init", "ptr")
+    words = f.binary("lshr", "i32", f.binary("add", "i32", "%bytes", "3"), "2")
+    start = f.binary("and", "<32 x i64>", into, "splat (i64 3)")
+    narrow = f.emit("icmp ult i32 %bytes, 4")
+    ones = f.binary("sub", "i64", f.binary("shl", "i64", "1", "%bytes64"), "1")
+    some = f.binary("shl", "<32 x i64>", f.splat("i64", ones), start)
+    few = f.emit(f"trunc <32 x i64> {some} to <32 x i32>")
+    touched = f.emit(f"select i1 {narrow}, <32 x i32> {few}, <32 x i32> splat (i32 15)")
+    first = f.binary("lshr", "<32 x i64>", into, "splat (i64 2)")
+    f.line("br label %word")
+    f.place("word")
+    f.line("%w = phi i32 [ 0, %shared ], [ %w.next, %word ]")
+    step = f.splat("i64", f.emit("zext i32 %w to i64"))
+    index = f.binary("add", "<32 x i64>", first, step)
+    f.line(
+        f"call void @cudaops_watch_shared(ptr %ctx, <32 x i64> %addresses, <32 x i64> {index}, <32 x i32> {touched}, "
+        f"i32 {inner}, i32 %kind, i64 %site64)"
+    )
+    f.line("%w.next = add i32 %w, 1")
+    f.line(f"%w.more = icmp ult i32 %w.next, {words}")
+    f.line("br i1 %w.more, label %word, label %lanes")
+    f.place("rest")
+    f.line("br label %lanes")
+    # per lane: bytes of shared memory that nothing wrote, and buffers
+    f.place("lanes")
+    f.line("%stores = icmp ne i32 %kind, 1")
+    f.line("%loads = icmp ne i32 %kind, 2")
+    f.line("br label %next")
+    f.place("next")
+    f.line("%lane = phi i64 [ 0, %lanes ], [ %lane.next, %more ]")
+    bit = f.binary("shl", "i32", "1", f.emit("trunc i64 %lane to i32"))
+    on = f.emit(f"icmp ne i32 {f.binary('and', 'i32', left, bit)}, 0")
+    f.line(f"br i1 {on}, label %do, label %more")
+    f.place("do")
+    address = f.emit(f"load i64, ptr {f.emit('getelementptr i64, ptr %places, i64 %lane')}, align 8")
+    f.line(f"%address = add i64 {address}, 0")
+    low_ = f.field("shared")
+    offset = f.binary("sub", "i64", "%address", low_)
+    in_shared = f.emit(f"icmp ult i64 {offset}, {f.field('shared_bytes')}")
+    f.line(f"br i1 {in_shared}, label %pre, label %buffer")
+    f.place("pre")
+    shared_init = f.field("shared_init", "ptr")
+    f.line("%site.l = add i64 %site64, 0")
+    f.line("br label %bytewise")
+    f.place("bytewise")
+    inner_text = _Function()
+    inner_text.count = f.count + 1000
+    _initialisation(inner_text, shared_init, offset, "more")
+    replaced = [line.replace("i64 %site,", "i64 %site64,").replace("%k.next, %bytes", "%k.next, %bytes64")
+                for line in inner_text.lines]  # fmt: skip
+    f.lines += replaced
+    f.place("buffer")
+    f.line("call void @cudaops_watch_global(ptr %ctx, i64 %address, i64 %bytes64, i64 %lane, i32 %kind, i64 %site64)")
+    f.line("br label %more")
+    f.place("more")
+    f.line("%lane.next = add i64 %lane, 1")
+    f.line("%end = icmp eq i64 %lane.next, 32")
+    f.line("br i1 %end, label %out, label %next")
+    f.place("out")
+    f.line(f"ret i32 {left}")
+    del init
+    return f.text(
+        "define i32 @cudaops_watch(ptr %ctx, <32 x i64> %addresses, i32 %mask, i32 %bytes, i32 %kind, i32 %site, "
+        "i32 %slot, i32 %spaces) #0"
+    )
+
+
+def first_of_each(found: Sequence[Record]) -> list[Record]:
+    """One record for each kind and pair of places: the first block's, its first warp's."""
+    kept: dict[tuple[int, int, int], Record] = {}
+    for record in sorted(found, key=lambda r: (r.block, r.warp, r.lane)):
+        kept.setdefault((record.kind, record.site, record.other_site), record)
+    return sorted(kept.values(), key=lambda r: (r.block, r.warp, r.site))

@@ -1,0 +1,106 @@
+"""The tile configurations of matmul_simt.cu, and the one predicate that says which are legal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cudaops.plan import SMEM_WITHOUT_OPT_IN
+
+LANES = 32
+PACK_BYTES = 16  # the widest load of a thread
+_MAX_ACCUMULATORS = {4: 128, 8: 64}  # registers a thread may spend on outputs; 8-byte arithmetic needs more beside them
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulConfig:
+    """One way to cut a product into blocks, warps and threads.
+
+    Arguments:
+        name: what `plan_matmul(config=...)` takes.
+        bm, bn: the block's tile of the output.
+        bk: depth of a step for 4-byte elements; see `bk_at`.
+        tm, tn: outputs of a thread.
+        lanes_n: lanes of a warp along n; with 32 a warp spans rows, so an element of A is one broadcast.
+        blocks_per_sm: occupancy intended for 4-byte elements, a floor that the compiler holds registers to.
+        speed: fraction of the fastest configuration's speed that a full GPU is expected to reach with this one.
+    """
+
+    name: str
+    bm: int
+    bn: int
+    bk: int
+    tm: int
+    tn: int
+    lanes_n: int
+    blocks_per_sm: int
+    speed: float
+
+    @property
+    def warp_m(self) -> int:
+        """Rows a warp makes."""
+        return LANES // self.lanes_n * self.tm
+
+    @property
+    def warp_n(self) -> int:
+        """Columns a warp makes."""
+        return self.lanes_n * self.tn
+
+    @property
+    def threads(self) -> int:
+        """Threads in a block."""
+        return LANES * (self.bm // self.warp_m) * (self.bn // self.warp_n)
+
+    def bk_at(self, itemsize: int) -> int:
+        """Depth of a step for elements of `itemsize` bytes: the same bytes of shared memory for all."""
+        return self.bk * 4 // itemsize
+
+    def blocks_per_sm_at(self, itemsize: int) -> int:
+        """Occupancy intended for elements of `itemsize` bytes: 8-byte ones take twice the registers."""
+        return max(1, self.blocks_per_sm * 4 // itemsize)
+
+    def smem_bytes(self, itemsize: int) -> int:
+        """The most static shared memory any variant of it takes: two buffers, both tiles padded."""
+        pad, bk = PACK_BYTES // itemsize, self.bk_at(itemsize)
+        a_pad = pad if self.lanes_n < LANES else 0
+        return 2 * itemsize * (self.bm * (bk + a_pad) + bk * (self.bn + pad))
+
+
+# "128x256" is the fastest where there is work for every SM: 16x8 outputs a thread need 6 shared loads of 16 bytes for 128
+# multiply-adds, which GPUs with 128 FP32 lanes an SM need to keep them all busy. The others give up some of that for more
+# blocks. All span rows with a warp; a product with a short n is done transposed instead (SWAP).
+MATMUL_CONFIGS = (
+    MatmulConfig("128x256", 128, 256, 8, 16, 8, 32, 1, 1.0),
+    MatmulConfig("64x128", 64, 128, 8, 16, 4, 32, 3, 0.9),
+    MatmulConfig("32x128", 32, 128, 8, 8, 4, 32, 4, 0.65),
+    MatmulConfig("16x128", 16, 128, 8, 4, 4, 32, 4, 0.4),
+)
+
+
+def is_legal(config: MatmulConfig, itemsize: int) -> bool:
+    """Whether the kernel compiles with `config` for elements of `itemsize` bytes, within registers and shared memory."""
+    pack = PACK_BYTES // itemsize
+    if config.lanes_n not in (8, 16, 32) or config.bm % config.warp_m or config.bn % config.warp_n:
+        return False
+    if config.tn % pack or config.bk_at(itemsize) % pack or config.tm % pack:
+        return False
+    if (
+        config.tm * config.tn * itemsize // 4 > _MAX_ACCUMULATORS[itemsize]
+        or config.smem_bytes(itemsize) > SMEM_WITHOUT_OPT_IN
+    ):
+        return False
+    if config.threads > 1024:
+        return False
+    return all(
+        _shares(outer, config.bk_at(itemsize), width, config.threads)
+        for outer in (config.bm, config.bn)
+        for width in (1, pack)
+    )
+
+
+def _shares(outer: int, bk: int, width: int, threads: int) -> bool:
+    """Whether `threads` divide an outer x bk tile into equal shares, by loads of `width` along either side (tile_load.cuh)."""
+    loads = outer * bk // width
+    lines = (bk // width, outer // width)
+    return all(line % threads == 0 or threads % line == 0 for line in lines) and (
+        loads % threads == 0 or loads < threads
+    )

@@ -1,0 +1,109 @@
+// matmul_simt: c = a b (+ bias), batched, on the ordinary cores: tiles in shared memory, TM x TN outputs a thread in registers.
+//
+// Entry:    matmul_simt(ELEMENT* c, const ELEMENT* input, const ELEMENT* other, [const ELEMENT* bias,]
+//                       INDEX a_m, INDEX a_k, INDEX b_k, INDEX b_n, INDEX c_m, INDEX c_n, INDEX bias_stride,
+//                       long long a_batch0, long long a_batch1, long long a_batch2,
+//                       long long b_batch0, long long b_batch1, long long b_batch2, long long c_batch,
+//                       INDEX batch1, INDEX batch2, INDEX batches, INDEX M, INDEX N, INDEX K); bias only where BIAS is not 0
+// Shapes:   c [batches][M][N], a [batches][M][K], b [batches][K][N], bias [N] or [M], at any strides, in elements. A batch
+//           index is read as (i0, i1, i2) of sizes (., batch1, batch2); a broadcast dimension has stride 0. K = 0 gives zeros
+// Types:    ELEMENT = float, double, int, long long (integers wrap)
+// Defines:  ELEMENT; INDEX = int where every size, stride and the number of blocks fits 31 bits, else long long;
+//           BM BN BK the block's tile, TM x TN outputs a thread, LANES_N lanes of a warp along n (32: it spans rows);
+//           MIN_BLOCKS that must fit an SM by registers;
+//           A_K_FAST B_K_FAST 1: loads run along k, 0: along m or n; A_UNIT B_UNIT 1: at stride 1 there;
+//           A_WIDTH B_WIDTH elements a load moves: 1, or 16 bytes' worth, then aligned and a divisor of that dimension;
+//           C_WIDTH elements a store moves along n, likewise; BIAS 0 none, 1 along n, 2 along m; ACTIVATION (epilogue.cuh);
+//           SWAP 0: a is input and b is other, 1: exchanged, as the host does (c^T = b^T a^T) where n would be too short
+// Launch:   grid ceil(M / BM) * ceil(N / BN) * batches, on x, y taking over beyond 2^31 - 1;
+//           block 32 * (BM / (32 / LANES_N * TM)) * (BN / (LANES_N * TN))
+// Shared:   static, 2 * (sizeof(ELEMENT) * (BM + BN) * BK + 16 * (B_K_FAST * BK + A_K_FAST * (LANES_N < 32) * BM))
+// Needs:    c does not overlap a, b or bias
+// Sum:      one accumulator an output, k ascending, one fused multiply-add each: the same bits with every configuration
+// Host:     cudaops/ops/matmul.py, plan_matmul; cudaops/ops/linear.py, plan_linear
+#include "epilogue.cuh"
+#include "raster.cuh"
+#include "simt_tile.cuh"
+#include "tile_load.cuh"
+
+using T = Compute<ELEMENT>::type;
+
+// Padding keeps apart the banks of what one warp touches at once: rows of A where lanes need several, and the
+// columns of B's transposing stores.
+constexpr int A_PITCH = A_K_FAST ? BK + (LANES_N < 32 ? PACK_WIDTH<T> : 0) : BM;
+constexpr int B_PITCH = BN + (B_K_FAST ? PACK_WIDTH<T> : 0);
+constexpr int A_TILE = (A_K_FAST ? BM : BK) * A_PITCH;
+constexpr int B_TILE = BK * B_PITCH;
+
+using Tile = SimtTile<T, BM, BN, BK, TM, TN, LANES_N, A_K_FAST, A_PITCH, B_PITCH>;
+using LoadA = TileLoad<T, BM, BK, Tile::THREADS, A_K_FAST, A_WIDTH, A_UNIT, INDEX>;
+using LoadB = TileLoad<T, BN, BK, Tile::THREADS, B_K_FAST, B_WIDTH, B_UNIT, INDEX>;
+using Finish = Epilogue<Tile, ELEMENT, C_WIDTH, (BiasAxis)BIAS, (Activation)ACTIVATION>;
+
+extern "C" __global__ void __launch_bounds__(Tile::THREADS, MIN_BLOCKS)
+#if BIAS
+matmul_simt(ELEMENT* __restrict__ c, const ELEMENT* __restrict__ input, const ELEMENT* __restrict__ other,
+            const ELEMENT* __restrict__ bias,
+#else
+matmul_simt(ELEMENT* __restrict__ c, const ELEMENT* __restrict__ input, const ELEMENT* __restrict__ other,
+#endif
+            INDEX a_m, INDEX a_k, INDEX b_k, INDEX b_n, INDEX c_m, INDEX c_n, INDEX bias_stride,
+            long long a_batch0, long long a_batch1, long long a_batch2,
+            long long b_batch0, long long b_batch1, long long b_batch2, long long c_batch,
+            INDEX batch1, INDEX batch2, INDEX batches, INDEX M, INDEX N, INDEX K) {
+    alignas(16) __shared__ T a_tiles[2][A_TILE];
+    alignas(16) __shared__ T b_tiles[2][B_TILE];
+#if !BIAS
+    const ELEMENT* const bias = nullptr;
+#endif
+
+    const INDEX tiles_m = (M + BM - 1) / BM, tiles_n = (N + BN - 1) / BN;
+    const INDEX block = (INDEX)blockIdx.y * (INDEX)gridDim.x + (INDEX)blockIdx.x;
+    const INDEX batch = block / (tiles_m * tiles_n);
+    if (batch >= batches) return;  // the last row of a two-dimensional grid may be short
+    INDEX tile_m, tile_n;
+    tile_of<8>(block - batch * (tiles_m * tiles_n), tiles_m, tiles_n, tile_m, tile_n);
+    const INDEX m0 = tile_m * BM, n0 = tile_n * BN;
+    const bool interior = M - m0 >= BM && N - n0 >= BN;
+
+    const INDEX i01 = batch / batch2, i2 = batch - i01 * batch2, i0 = i01 / batch1, i1 = i01 - i0 * batch1;
+    const T* a = (const T*)(SWAP ? other : input) + (i0 * a_batch0 + i1 * a_batch1 + i2 * a_batch2 + (long long)m0 * a_m);
+    const T* b = (const T*)(SWAP ? input : other) + (i0 * b_batch0 + i1 * b_batch1 + i2 * b_batch2 + (long long)n0 * b_n);
+    a += LoadA::start(a_m, a_k);
+    b += LoadB::start(b_n, b_k);
+
+    T acc[TM][TN] = {};
+    typename LoadA::Registers next_a;
+    typename LoadB::Registers next_b;
+    // Each turn loads step k0 into registers, multiplies the step before it, then puts k0 where the step before that was:
+    // two buffers, one barrier a step, and the loads have a whole multiplication's time to arrive.
+    // (The buffer is masked out of k0, not toggled, so that its range can be read off the code.)
+#pragma unroll 1
+    for (INDEX k0 = 0;; k0 += BK) {
+        if (k0 < K) {
+            if (interior && K - k0 >= BK) {
+                LoadA::whole(next_a, a, a_m, a_k);
+                LoadB::whole(next_b, b, b_n, b_k);
+            } else {
+                LoadA::overhanging(next_a, a, a_m, a_k, M - m0, K - k0);
+                LoadB::overhanging(next_b, b, b_n, b_k, N - n0, K - k0);
+            }
+            a += BK * (long long)a_k;
+            b += BK * (long long)b_k;
+        }
+        const int stage = (int)(k0 / BK & 1);
+        if (k0 > 0) Tile::multiply(acc, a_tiles[stage ^ 1], b_tiles[stage ^ 1]);
+        if (k0 >= K) break;
+        LoadA::template store<A_K_FAST>(a_tiles[stage], A_PITCH, next_a);
+        LoadB::template store<false>(b_tiles[stage], B_PITCH, next_b);
+        __syncthreads();
+    }
+
+    T* tile = (T*)c + (batch * c_batch + (long long)m0 * c_m + (long long)n0 * c_n);
+    const T* tile_bias = (const T*)bias + (long long)(BIAS == 2 ? m0 : n0) * bias_stride;
+    if (interior) {
+        Finish::store<true>(acc, tile, c_m, c_n, tile_bias, bias_stride, M - m0, N - n0);
+    } else {
+        Finish::store<false>(acc, tile, c_m, c_n, tile_bias, bias_stride, M - m0, N - n0);
+    }
+}

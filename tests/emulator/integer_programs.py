@@ -1,0 +1,329 @@
+"""Random integer programs in PTX, with what each thread must compute.
+
+A program is a list of steps over three pools of registers (32, 64 and 16 bits) and one of predicates; some registers
+are the same in all lanes, some differ by a constant of the lane, some have no pattern. It ends by storing every
+register. All arithmetic is exact in `reference.evaluate`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tests.emulator import harness
+from tests.emulator.reference import BITS, evaluate
+
+TABLE_WORDS = 64
+CONSTANTS = (0, 1, 2, 3, 4, 5, 7, 8, 12, 15, 16, 24, 28, 31, 32, 33, 60, 63, 64, 100, 127, 128, 255, 256, 1000, 4095, 65535,
+             65536, 0x7FFFFF, 0x1FFFFFFF, 0x3FFFFFFF, 0x40000000, 0x7FFFFFF0, 0x7FFFFFFF, 0x80000000, 0x80000001,
+             0xFFFF0000, 0xFFFFFF00, 0xFFFFFF80, 0xFFFFFFE0, 0xFFFFFFF0, 0xFFFFFFF8, 0xFFFFFFFC, 0xFFFFFFFE, 0xFFFFFFFF)  # fmt: skip
+SHIFTS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 16, 24, 27, 28, 29, 30, 31, 32, 33, 63, 64, 70)
+BLOCKS = ((32, 1, 1), (64, 1, 1), (128, 1, 1), (40, 1, 1), (8, 8, 1), (16, 4, 2), (4, 2, 8), (5, 7, 1), (64, 2, 1), (2, 3, 7), (1, 1, 40))
+
+# opcode, class of the result, classes of the operands: r 32 bits, q 64, h 16, p predicate, c constant, s shift count
+STEPS = tuple(
+    (text.split()[0], text.split()[1], tuple(text.split()[2:]))
+    for text in """
+    add.s32 r r r; add.s32 r r c; sub.s32 r r r; sub.s32 r c r; sub.s32 r r c; mul.lo.s32 r r c; mul.lo.s32 r r r
+    mad.lo.s32 r r c r; mad.lo.s32 r r r r; mad.lo.s32 r c r c; neg.s32 r r; abs.s32 r r; not.b32 r r; mul.hi.u32 r r c
+    mul.hi.s32 r r r; shl.b32 r r s; shl.b32 r r s; shl.b32 r r r; shr.u32 r r s; shr.s32 r r s; shr.u32 r r r
+    shr.s32 r r r; and.b32 r r c; and.b32 r c r; and.b32 r r r; or.b32 r r c; or.b32 r r r; xor.b32 r r c; xor.b32 r r r
+    bfe.u32 r r s s; bfe.s32 r r s s; bfe.u32 r r r s; bfi.b32 r r r s s; bfi.b32 r r c s s; bfi.b32 r r r r s
+    min.s32 r r c; min.u32 r r c; max.s32 r r c; max.u32 r r c; min.s32 r r r; max.u32 r r r; min.u32 r r r
+    div.u32 r r c; div.s32 r r c; div.u32 r r r; div.s32 r r r; rem.u32 r r c; rem.s32 r r c; rem.u32 r r r; rem.s32 r r r
+    selp.b32 r r r p; selp.b32 r r c p; sad.u32 r r c r; prmt.b32 r r r c; shf.l.wrap.b32 r r r s; shf.r.clamp.b32 r r r s
+    clz.b32 r r; popc.b32 r r; bfind.u32 r r; brev.b32 r r; mul24.lo.u32 r r c; cvt.u32.u64 r q; cvt.s32.s64 r q
+    cvt.s32.s8 r r; cvt.u32.u8 r r; cvt.s32.s16 r h; cvt.u32.u16 r h; cvt.s8.s32 r r; cvt.u8.u32 r r; cvt.s8.s8 r r
+    cvt.sat.u8.s32 r r; cvt.sat.s16.s32 r r; cvt.sat.u32.s32 r r; cvt.sat.s32.u32 r r; mul.wide.u16 r h c; mul.wide.s16 r h h
+    mul.wide.s32 q r c; mul.wide.u32 q r c; mul.wide.s32 q r r; mul.wide.u32 q r r; mad.wide.s32 q r c q
+    mad.wide.u32 q r c q; cvt.u64.u32 q r; cvt.s64.s32 q r; cvt.s64.s8 q r; cvt.u64.u16 q h; cvt.s64.s16 q h
+    add.s64 q q q; add.s64 q q c; sub.s64 q q q; mul.lo.s64 q q c; mad.lo.s64 q q c q; shl.b64 q q s; shr.u64 q q s
+    shr.s64 q q s; and.b64 q q c; or.b64 q q q; or.b64 q q c; xor.b64 q q c; bfi.b64 q q q s s; bfe.u64 q q s s
+    bfe.s64 q q s s; min.s64 q q c; max.u64 q q q; neg.s64 q q; div.u64 q q c; div.s64 q q c; rem.s64 q q q
+    selp.b64 q q q p; cvt.u16.u32 h r; cvt.u16.u64 h q; cvt.s16.s8 h r; cvt.u16.u8 h h; add.s16 h h c; sub.s16 h h h
+    mul.lo.s16 h h c; mad.lo.u16 h h c h; shl.b16 h h s; shr.u16 h h s; shr.s16 h h s; and.b16 h h c; or.b16 h h h
+    min.s16 h h h; max.u16 h h c; div.s16 h h c; rem.u16 h h h; neg.s16 h h; selp.b16 h h h p
+    setp.lt.s32 p r c; setp.ge.s32 p r r; setp.lo.u32 p r c; setp.eq.s32 p r r; setp.ne.s32 p r c; setp.gt.u32 p r r
+    setp.lt.s64 p q c; setp.hi.u64 p q q; setp.le.s16 p h c; and.pred p p p; xor.pred p p p; not.pred p p
+    """.replace("\n", ";").split(";")
+    if text.strip()
+)
+REGISTER = {"r": "b32", "q": "b64", "h": "b16", "p": "pred"}
+# How a look-up in the table gets its index from a 32-bit register.
+INDEX = ("and.b32 {t}, {r}, 63", "shr.u32 {t}, {r}, 26", "bfe.u32 {t}, {r}, 5, 6", "rem.u32 {t}, {r}, 64", "min.u32 {t}, {r}, 63")
+
+
+@dataclass(frozen=True)
+class Step:
+    """opcode of STEPS or 'look up' or 'loop' / 'end'; numbers that choose operands, whatever is in the pools."""
+
+    opcode: str
+    result: str
+    operands: tuple[str, ...]
+    choices: tuple[int, ...]
+
+
+@dataclass
+class Program:
+    text: str
+    actions: list[tuple[object, ...]]
+    registers: list[tuple[str, str]]  # (name, class) in the order they are stored
+    block: tuple[int, int, int]
+    kernel: harness.Kernel = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.kernel = harness.ptx(self.text, ".param .u64 out, .param .u64 table, .param .u32 a, .param .u32 b, .param .u64 c", module="")
+
+    def check(self, grid: tuple[int, int, int], a: int, b: int, c: int, table: np.ndarray) -> None:
+        x, y, z = self.block
+        threads = x * y * z * grid[0] * grid[1] * grid[2]
+        out = np.zeros((len(self.registers), threads), dtype=np.uint64)
+        harness.run(self.kernel, grid, self.block, out, table, a, b, c)
+        words = [int(w) for w in table]
+        for thread in range(threads):
+            ids = _ids(thread, self.block, grid)
+            values = _interpret(self.actions, ids, a, b, c, words)
+            for n, (name, _) in enumerate(self.registers):
+                got, expected = int(out[n, thread]), values[name]
+                assert got == expected, (
+                    f"%{name} of thread {ids} is {got:#x}, not {expected:#x}; grid {grid}, block {self.block}, "
+                    f"a {a:#x} b {b:#x} c {c:#x}\n{self.text}"
+                )
+
+
+def _ids(thread: int, block: tuple[int, int, int], grid: tuple[int, int, int]) -> dict[str, int]:
+    x, y, z = block
+    inside, outside = thread % (x * y * z), thread // (x * y * z)
+    return {
+        "%tid.x": inside % x, "%tid.y": inside // x % y, "%tid.z": inside // (x * y), "%laneid": inside % 32,
+        "%ctaid.x": outside % grid[0], "%ctaid.y": outside // grid[0] % grid[1], "%ctaid.z": outside // (grid[0] * grid[1]),
+        "%ntid.x": x, "%nctaid.x": grid[0], "%ntid.y": y,
+    }  # fmt: skip
+
+
+def build(steps: Sequence[Step], block: tuple[int, int, int]) -> Program:
+    """PTX text and the same thing as actions to interpret."""
+    lines: list[str] = []
+    actions: list[tuple[object, ...]] = []
+    pools: dict[str, list[str]] = {"r": [], "q": [], "h": [], "p": []}
+    count = {"r": 0, "q": 0, "h": 0, "p": 0}
+    depth: list[tuple[int, str]] = []  # (label, counter) of the open loops
+    labels = 0
+
+    def fresh(kind: str) -> str:
+        count[kind] += 1
+        return f"{kind}{count[kind]}"
+
+    def assign(kind: str, opcode: str, *operands: object, into: str | None = None) -> str:
+        name = into or fresh(kind)
+        lines.append(f"{opcode} %{name}, {', '.join(_shown(o) for o in operands)};")
+        actions.append(("set", name, kind, opcode, operands))
+        if into is None and not depth:
+            pools[kind].append(name)  # what a loop defines is not defined if it runs zero times
+        return name
+
+    for special in ("%tid.x", "%tid.y", "%tid.z", "%laneid", "%ctaid.x", "%ctaid.y", "%ntid.x"):
+        assign("r", "mov.u32", special)
+    for name in ("a", "b"):
+        lines.append(f"ld.param.u32 %{fresh('r')}, [{name}];")
+        actions.append(("param", f"r{count['r']}", name))
+        pools["r"].append(f"r{count['r']}")
+    lines.append(f"ld.param.u64 %{fresh('q')}, [c];")
+    actions.append(("param", "q1", "c"))
+    pools["q"].append("q1")
+    assign("r", "mad.lo.s32", pools["r"][4], pools["r"][6], pools["r"][0])  # the global index
+    assign("q", "cvt.s64.s32", pools["r"][-1])
+    assign("h", "cvt.u16.u32", pools["r"][0])
+    assign("p", "setp.lt.s32", pools["r"][0], 17)
+    lines.append(f"ld.global.u8 %{fresh('r')}, [%table+7];")
+    actions.append(("byte", f"r{count['r']}", 7))
+    pools["r"].append(f"r{count['r']}")
+
+    for step in steps:
+        choices = iter(step.choices)
+        if step.opcode == "loop":
+            if len(depth) < 2:
+                labels += 1
+                counter = fresh("r")
+                source = pools["r"][next(choices) % len(pools["r"])]
+                assign("r", "and.b32", source, next(choices) % 4, into=counter)
+                lines.append(f"L{labels}: setp.eq.s32 %z{labels}, %{counter}, 0;")
+                lines.append(f"@%z{labels} bra E{labels};")
+                actions.append(("loop", counter, labels))
+                depth.append((labels, counter))
+            continue
+        if step.opcode == "end":
+            if depth:
+                _close(lines, actions, *depth.pop())
+            continue
+        into = None
+        if depth:
+            options = [n for n in pools[step.result] if n not in {c for _, c in depth}]
+            into = options[next(choices) % len(options)]
+        if step.opcode == "look up":
+            index = INDEX[next(choices) % len(INDEX)]
+            source = pools["r"][next(choices) % len(pools["r"])]
+            space = ("global", "shared")[next(choices) % 2]
+            t, q = fresh("r"), fresh("q")
+            lines.append(index.format(t=f"%{t}", r=f"%{source}") + ";")
+            lines.append(f"mul.wide.u32 %{q}, %{t}, 4;")
+            lines.append(f"add.s64 %{q}, %{'table' if space == 'global' else 'words'}, %{q};")
+            name = into or fresh("r")
+            lines.append(f"ld.{space}.u32 %{name}, [%{q}];")
+            opcode, rest = index.format(t="t", r="r").split(" ", 1)
+            actions.append(("set", t, "r", opcode, (source, *(int(o) for o in rest.split(", ")[2:]))))
+            actions.append(("table", name, t))
+            if into is None:
+                pools["r"].append(name)
+            continue
+        operands: list[object] = []
+        for kind in step.operands:
+            choice = next(choices)
+            if kind == "c":
+                operands.append(_constant(CONSTANTS[choice % len(CONSTANTS)], step.opcode))
+            elif kind == "s":
+                operands.append(SHIFTS[choice % len(SHIFTS)])
+            else:
+                pool = pools[kind]
+                # The newest registers are chosen most often: long chains.
+                operands.append(pool[-1 - (choice // 4 % min(5, len(pool)) if choice % 4 else choice % len(pool))])
+        assign(step.result, step.opcode, *operands, into=into)
+    while depth:
+        _close(lines, actions, *depth.pop())
+    stored = [(n, kind) for kind in ("r", "q", "h", "p") for n in pools[kind]]
+    return Program(_whole(lines, count, labels, stored, block), actions, stored, block)
+
+
+def _close(lines: list[str], actions: list[tuple[object, ...]], label: int, counter: str) -> None:
+    lines.append(f"sub.s32 %{counter}, %{counter}, 1;")
+    lines.append(f"bra L{label};")
+    lines.append(f"E{label}:")
+    actions.append(("end", counter, label))
+
+
+def _constant(value: int, opcode: str) -> int:
+    """As an operand of the instruction's type: negative where a signed type needs it."""
+    if opcode.startswith(("sub.s64", "add.s64", "mul.lo.s64", "mad.lo.s64", "min.s64", "div.s64", "setp.lt.s64", "and.b64")):
+        return value - (1 << 32) if value >> 31 else value
+    if opcode.split(".")[-1][1:] == "16":
+        return value & 0x7FFF
+    return value
+
+
+def _shown(operand: object) -> str:
+    return str(operand) if isinstance(operand, int) or str(operand).startswith("%") else f"%{operand}"
+
+
+def _whole(lines: list[str], count: dict[str, int], labels: int, stored: list[tuple[str, str]], block: tuple[int, int, int]) -> str:
+    threads = block[0] * block[1] * block[2]
+    text = [
+        f".reg .{REGISTER[kind]} %{kind}<{count[kind] + 1}>;" for kind in count
+    ] + [
+        f".reg .pred %z<{labels + 1}>;",
+        ".reg .b64 %table, %words, %out, %w<4>; .reg .b32 %i<9>; .reg .b16 %j;",
+        f".shared .align 16 .b8 sh[{4 * TABLE_WORDS}];",
+        "ld.param.u64 %table, [table]; ld.param.u64 %out, [out];",
+        "cvta.to.global.u64 %table, %table; cvta.to.global.u64 %out, %out;",
+        "mov.u64 %words, sh;",
+        # the linear thread number, and the table copied to shared memory
+        "mov.u32 %i0, %tid.x; mov.u32 %i1, %tid.y; mov.u32 %i2, %tid.z; mov.u32 %i3, %ntid.x; mov.u32 %i4, %ntid.y;",
+        "mad.lo.s32 %i5, %i2, %i4, %i1; mad.lo.s32 %i5, %i5, %i3, %i0;",
+    ]
+    for start in range(0, TABLE_WORDS, threads):
+        text.append(f"add.s32 %i6, %i5, {start}; and.b32 %i6, %i6, {TABLE_WORDS - 1}; mul.wide.u32 %w0, %i6, 4;")
+        text.append("add.s64 %w1, %table, %w0; ld.global.u32 %i7, [%w1]; add.s64 %w1, %words, %w0; st.shared.u32 [%w1], %i7;")
+    text.append("bar.sync 0;")
+    text += lines
+    text += [
+        "mov.u32 %i0, %ctaid.z; mov.u32 %i1, %nctaid.y; mov.u32 %i2, %ctaid.y; mad.lo.s32 %i0, %i0, %i1, %i2;",
+        "mov.u32 %i1, %nctaid.x; mov.u32 %i2, %ctaid.x; mad.lo.s32 %i0, %i0, %i1, %i2;",
+        f"mad.lo.s32 %i0, %i0, {threads}, %i5;",
+        "mov.u32 %i1, %nctaid.y; mov.u32 %i2, %nctaid.x; mul.lo.s32 %i1, %i1, %i2; mov.u32 %i2, %nctaid.z; mul.lo.s32 %i1, %i1, %i2;",
+        f"mul.lo.s32 %i1, %i1, {threads};",
+        "mul.wide.u32 %w0, %i0, 8; add.s64 %w0, %out, %w0; mul.wide.u32 %w1, %i1, 8;",
+    ]
+    for name, kind in stored:
+        wide = {"q": f"mov.b64 %w2, %{name};", "r": f"cvt.u64.u32 %w2, %{name};", "h": f"cvt.u64.u16 %w2, %{name};",
+                "p": f"selp.b64 %w2, 1, 0, %{name};"}[kind]  # fmt: skip
+        text.append(f"{wide} st.global.u64 [%w0], %w2; add.s64 %w0, %w0, %w1;")
+    text.append("ret;")
+    return "\n".join(text)
+
+
+def _interpret(
+    actions: list[tuple[object, ...]], ids: dict[str, int], a: int, b: int, c: int, table: list[int]
+) -> dict[str, int]:
+    values: dict[str, int] = {}
+    given = {"a": a & 0xFFFFFFFF, "b": b & 0xFFFFFFFF, "c": c & (2**64 - 1)}
+    starts = {action[2]: n for n, action in enumerate(actions) if action[0] == "loop"}
+    ends = {action[2]: n for n, action in enumerate(actions) if action[0] == "end"}
+    n = 0
+    while n < len(actions):
+        match actions[n]:
+            case ("set", str(name), str(kind), str(opcode), tuple(operands)):
+                bits = [_value(o, values, ids) for o in operands]
+                values[name] = _into(kind, opcode, evaluate(opcode, *_cut(opcode, bits, operands)))
+            case ("param", str(name), str(which)):
+                values[name] = given[which]
+            case ("byte", str(name), int(place)):
+                values[name] = table[place // 4] >> 8 * (place % 4) & 255
+            case ("table", str(name), str(index)):
+                values[name] = table[values[index]]
+            case ("loop", str(counter), int(label)):
+                if values[counter] == 0:
+                    n = ends[label]
+            case ("end", str(counter), int(label)):
+                values[counter] = (values[counter] - 1) & 0xFFFFFFFF
+                n = starts[label] - 1
+        n += 1
+    return values
+
+
+def _value(operand: object, values: dict[str, int], ids: dict[str, int]) -> int:
+    if isinstance(operand, int):
+        return operand & (2**64 - 1)
+    return ids[str(operand)] if str(operand).startswith("%") else values[str(operand)]
+
+
+def _cut(opcode: str, bits: list[int], operands: Sequence[object]) -> list[int]:
+    """Literals have the width of the operand they stand for."""
+    parts = opcode.split(".")
+    width = BITS[parts[-1]]
+    wide = [64] * len(bits)
+    for n, operand in enumerate(operands):
+        if isinstance(operand, int):
+            wide[n] = 32 if parts[0] in ("shl", "shr", "bfe", "bfi", "shf") and n else width
+            if parts[0] == "bfi" and n < 2:
+                wide[n] = width
+    return [b & ((1 << w) - 1) for b, w in zip(bits, wide, strict=True)]
+
+
+def _into(kind: str, opcode: str, value: int) -> int:
+    """A narrow result of cvt fills the register by its sign."""
+    type_ = opcode.split(".")[-2] if opcode.startswith("cvt") else "u64"
+    width = {"r": 32, "q": 64, "h": 16, "p": 1}[kind]
+    if type_[0] == "s" and BITS[type_] < width and value >> (BITS[type_] - 1):
+        value -= 1 << BITS[type_]
+    return value & ((1 << width) - 1)
+
+
+def random_steps(seed: int, count: int) -> list[Step]:
+    """Steps of a program, for runs without hypothesis."""
+    source = random.Random(seed)
+    steps = []
+    for _ in range(count):
+        kind = source.random()
+        choices = tuple(source.randrange(1 << 16) for _ in range(6))
+        if kind < 0.08:
+            steps.append(Step("look up", "r", (), choices))
+        elif kind < 0.11:
+            steps.append(Step("loop", "r", (), choices))
+        elif kind < 0.16:
+            steps.append(Step("end", "r", (), choices))
+        else:
+            opcode, result, operands = source.choice(STEPS)
+            steps.append(Step(opcode, result, operands, choices))
+    return steps
