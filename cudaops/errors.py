@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class CudaopsError(RuntimeError):
     """Base of every error this package raises for itself (shape and type errors of the ops are torch's own kinds)."""
@@ -20,7 +22,11 @@ class EmulatorError(CudaopsError):
 
 
 class SanitizerError(CudaopsError):
-    """A checked launch had findings."""
+    """A checked launch had findings; `.findings` lists them (`cudaops.emulator.Finding`)."""
+
+    def __init__(self, message: str, findings: Sequence[object] = ()) -> None:
+        super().__init__(message)
+        self.findings = list(findings)
 
 
 class UnsupportedError(CudaopsError):

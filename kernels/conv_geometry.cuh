@@ -18,16 +18,29 @@ struct FastDiv {
     unsigned shift;
 };
 
+__device__ __forceinline__ FastDiv fast_division(int divisor) {
+    const unsigned shift = divisor > 1 ? 32 - __clz(divisor - 1) : 0;
+    const unsigned long long rest = ((1ull << shift) - divisor) << 32;
+    return FastDiv{divisor, static_cast<unsigned>(rest / divisor + 1), shift};
+}
+
 __device__ __forceinline__ int divide(int n, const FastDiv& d) {
     return static_cast<int>((__umulhi(static_cast<unsigned>(n), d.magic) + static_cast<unsigned>(n)) >> d.shift);
 }
 
 __device__ __forceinline__ long long divide(long long n, const FastDiv& d) { return n / d.divisor; }
 
-// Packed by cudaops/ops/conv.py in this order. `m`, `n`, `k` are the matrix product's sizes in one group; strides in elements.
+// Height or width.
+struct Axis {
+    int pixels;            // those C (for the weight gradient, A) has: of the output, or for the input gradient of the input
+    int source;            // size of the image B is taken from
+    int taps;
+    int stride, pad, dilation;
+    int tap_apart;         // stride / gcd(stride, dilation): the input gradient's taps of one phase
+};
+
+// Packed by cudaops/ops/conv_plan.py in this order. Strides are in elements, sizes those of one group.
 struct ConvGeometry {
-    Index n, k;            // columns, and length of the sum
-    Index k_per_split;     // share of blockIdx.y, a multiple of BK
     Index split_stride;    // elements between the partial results of two splits
     Index a_group, b_group, c_group;
     Index a_row;           // from one row of A to the next
@@ -37,18 +50,74 @@ struct ConvGeometry {
     Index c_row;
     Index c_n[3];          // C along its columns: (image, y, x), or for the weight gradient (channel, r, s)
     int m;
-    int tiles_m, tiles_n;
-    int taps, filter_w;    // R * S, and S
-    int filter_h;
-    int in_h, in_w;        // the image B is taken from
-    int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+    int images, channels;  // in B
+    int tiles_m, tiles_n;  // tiles_n of the largest phase
     int a_linear;          // A's elements lie side by side along the sum
-    int pixels_linear;     // the windows of neighbouring pixels start at neighbouring elements of B, across rows too
     int has_bias;
-    FastDiv by_image;      // pixels in an image
-    FastDiv by_row;        // pixels in a row
-    FastDiv by_taps;       // taps, or channels where the sum runs over channels fastest
+    Axis y, x;
+    FastDiv by_image, by_row, by_taps;  // pixels in an image, in a row; taps (with TAP_OUTER: channels). Unless there are phases
 };
+
+// What a block sees along an axis: pixel p's window starts at start + p * step of the source, tap t looks t * tap_step on.
+struct View {
+    int pixels, taps;
+    int start, step, tap_step;
+    int first_pixel, pixel_apart;  // its pixels among C's
+    int first_tap, tap_apart;      // its taps among A's
+};
+
+// dx[y] gathers dy[(y + pad - r * dilation) / stride] where that divides. So pixels fall into `stride` phases by the remainder
+// of y + pad; each meets only the taps with the same remainder of r * dilation, and is a convolution of stride 1 by itself.
+__device__ __forceinline__ View view_of(const Axis& axis, int phase) {
+#if MODE == INPUT_GRAD
+    if (axis.stride == 1)
+        return View{axis.pixels, axis.taps, axis.pad, 1, -axis.dilation, 0, 1, 0, 1};
+    View view;
+    view.first_pixel = (phase + axis.stride - axis.pad % axis.stride) % axis.stride;
+    view.pixel_apart = axis.stride;
+    view.pixels = (axis.pixels - view.first_pixel + axis.stride - 1) / axis.stride;
+    view.first_tap = 0;
+    view.tap_apart = axis.tap_apart;
+    while (view.first_tap < axis.taps && view.first_tap * axis.dilation % axis.stride != phase) ++view.first_tap;
+    view.taps = (axis.taps - view.first_tap + view.tap_apart - 1) / view.tap_apart;
+    view.start = (view.first_pixel + axis.pad - view.first_tap * axis.dilation) / axis.stride;
+    view.step = 1;
+    view.tap_step = -(view.tap_apart * axis.dilation / axis.stride);
+    return view;
+#else
+    return View{axis.pixels, axis.taps, -axis.pad, axis.stride, axis.dilation, 0, 1, 0, 1};
+#endif
+}
+
+// The matrix product of one phase; elsewhere than in a strided input gradient there is one.
+struct Problem {
+    Index n, k;  // columns, and length of the sum
+    View y, x;
+    FastDiv by_image, by_row, by_taps;
+    bool pixels_linear;  // neighbouring pixels' windows start at neighbouring elements of B, across the ends of rows too
+};
+
+__device__ __forceinline__ Problem problem_of(int phase, const ConvGeometry& g) {
+    Problem p;
+    const int phase_y = MODE == INPUT_GRAD ? phase / g.x.stride : 0;
+    p.y = view_of(g.y, phase_y);
+    p.x = view_of(g.x, phase - phase_y * g.x.stride);
+    const Index pixels = static_cast<Index>(p.y.pixels) * p.x.pixels * g.images;
+    const Index taps = static_cast<Index>(p.y.taps) * p.x.taps * g.channels;
+    p.n = MODE == WEIGHT_GRAD ? taps : pixels;
+    p.k = MODE == WEIGHT_GRAD ? pixels : taps;
+    p.by_image = g.by_image;
+    p.by_row = g.by_row;
+    p.by_taps = g.by_taps;
+    if (MODE == INPUT_GRAD && g.y.stride * g.x.stride > 1 && pixels > 0) {
+        p.by_image = fast_division(p.y.pixels * p.x.pixels);
+        p.by_row = fast_division(p.x.pixels);
+        if (!TAP_OUTER) p.by_taps = fast_division(max(1, p.y.taps * p.x.taps));
+    }
+    p.pixels_linear = p.y.step == 1 && p.x.step == 1 && p.y.pixels == g.y.source && p.x.pixels == g.x.source &&
+                      g.b_x == 1 && g.b_y == g.x.source;
+    return p;
+}
 
 #if WIDE_FILTER
 // Filters of more than 15 rows or columns: positions, compared with the edges at every element.
@@ -80,15 +149,11 @@ struct Tap {
 };
 
 __device__ __forceinline__ bool inside(PixelKey pixel, TapKey tap, const ConvGeometry& g) {
-#if !WIDE_FILTER
-    return (pixel & tap) == 0;
-#elif MODE == INPUT_GRAD
-    const int y = pixel.y - tap.y, x = pixel.x - tap.x;
-    return y >= 0 && x >= 0 && y % g.stride_h == 0 && x % g.stride_w == 0 && y / g.stride_h < g.in_h &&
-           x / g.stride_w < g.in_w;
+#if WIDE_FILTER
+    return static_cast<unsigned>(pixel.y + tap.y) < static_cast<unsigned>(g.y.source) &&
+           static_cast<unsigned>(pixel.x + tap.x) < static_cast<unsigned>(g.x.source);
 #else
-    return static_cast<unsigned>(pixel.y + tap.y) < static_cast<unsigned>(g.in_h) &&
-           static_cast<unsigned>(pixel.x + tap.x) < static_cast<unsigned>(g.in_w);
+    return (pixel & tap) == 0;
 #endif
 }
 
@@ -102,86 +167,51 @@ __device__ __forceinline__ PixelKey no_pixel() {
 }
 
 __device__ __forceinline__ TapKey no_tap() {
-#if !WIDE_FILTER
-    return NEVER;
-#elif MODE == INPUT_GRAD
-    return TapKey{FAR, FAR};
-#else
+#if WIDE_FILTER
     return TapKey{-FAR, -FAR};
+#else
+    return NEVER;
 #endif
 }
 
-// Pixel number `n` in (image, y, x) order: of the output, or for the input gradient of the input.
-__device__ __forceinline__ void split_pixel(Index n, const ConvGeometry& g, Index& image, int& y, int& x) {
-    image = divide(n, g.by_image);
-    const int rest = static_cast<int>(n - image * g.by_image.divisor);
-    y = divide(rest, g.by_row);
-    x = rest - y * g.by_row.divisor;
+// Pixel number `n` in (image, y, x) order.
+__device__ __forceinline__ void split_pixel(Index n, const Problem& p, Index& image, int& y, int& x) {
+    image = divide(n, p.by_image);
+    const int rest = static_cast<int>(n - image * p.by_image.divisor);
+    y = divide(rest, p.by_row);
+    x = rest - y * p.by_row.divisor;
 }
 
-__device__ __forceinline__ Pixel pixel_at(Index n, const ConvGeometry& g) {
+__device__ __forceinline__ Pixel pixel_at(Index n, const Problem& p, const ConvGeometry& g) {
     Index image;
     int y, x;
-    split_pixel(n, g, image, y, x);
+    split_pixel(n, p, image, y, x);
+    y = p.y.start + y * p.y.step;
+    x = p.x.start + x * p.x.step;
     Pixel pixel;
-#if MODE == INPUT_GRAD
-    // dx[y] gathers dy[(y + pad - r * dilation) / stride] where that divides: quotients add up, remainders must agree.
-    y += g.pad_h;
-    x += g.pad_w;
-    const int y0 = g.stride_h == 1 ? y : y / g.stride_h, x0 = g.stride_w == 1 ? x : x / g.stride_w;
-    const int y_rest = y - y0 * g.stride_h, x_rest = x - x0 * g.stride_w;
-#else
-    const int y0 = y * g.stride_h - g.pad_h, x0 = x * g.stride_w - g.pad_w;
-#endif
-    pixel.offset = image * g.b_image + y0 * g.b_y + x0 * g.b_x;
+    pixel.offset = image * g.b_image + y * g.b_y + x * g.b_x;
 #if WIDE_FILTER
-#if MODE == INPUT_GRAD
     pixel.key = PixelKey{y, x};
-#else
-    pixel.key = PixelKey{y0, x0};
-#endif
 #else
     unsigned bad = NEVER;
 #pragma unroll 1
-    for (int r = 0; r < g.filter_h; ++r) {
-        const int step = r * g.dilation_h;
-#if MODE == INPUT_GRAD
-        const int whole = step / g.stride_h;
-        const bool out = y_rest != step - whole * g.stride_h ||
-                         static_cast<unsigned>(y0 - whole) >= static_cast<unsigned>(g.in_h);
-#else
-        const bool out = static_cast<unsigned>(y0 + step) >= static_cast<unsigned>(g.in_h);
-#endif
-        bad |= static_cast<unsigned>(out) << r;
-    }
+    for (int r = 0; r < p.y.taps; ++r, y += p.y.tap_step)
+        bad |= static_cast<unsigned>(static_cast<unsigned>(y) >= static_cast<unsigned>(g.y.source)) << r;
 #pragma unroll 1
-    for (int s = 0; s < g.filter_w; ++s) {
-        const int step = s * g.dilation_w;
-#if MODE == INPUT_GRAD
-        const int whole = step / g.stride_w;
-        const bool out = x_rest != step - whole * g.stride_w ||
-                         static_cast<unsigned>(x0 - whole) >= static_cast<unsigned>(g.in_w);
-#else
-        const bool out = static_cast<unsigned>(x0 + step) >= static_cast<unsigned>(g.in_w);
-#endif
-        bad |= static_cast<unsigned>(out) << (COLUMN_BIT + s);
-    }
+    for (int s = 0; s < p.x.taps; ++s, x += p.x.tap_step)
+        bad |= static_cast<unsigned>(static_cast<unsigned>(x) >= static_cast<unsigned>(g.x.source)) << (COLUMN_BIT + s);
     pixel.key = bad;
 #endif
     return pixel;
 }
 
-// Tap number `t` = r * S + s.
-__device__ __forceinline__ Tap tap_at(int t, const ConvGeometry& g) {
-    const int r = t / g.filter_w, s = t - r * g.filter_w;
-    const int y = r * g.dilation_h, x = s * g.dilation_w;
+// Tap number `t` in (r, s) order.
+__device__ __forceinline__ Tap tap_at(int t, const Problem& p, const ConvGeometry& g) {
+    const int r = t / p.x.taps, s = t - r * p.x.taps;
+    const int y = r * p.y.tap_step, x = s * p.x.tap_step;
     Tap tap;
-#if MODE == INPUT_GRAD
-    tap.b_offset = -((y / g.stride_h) * g.b_y + (x / g.stride_w) * g.b_x);
-#else
     tap.b_offset = y * g.b_y + x * g.b_x;
-#endif
-    tap.a_offset = r * g.a_k[1] + s * g.a_k[2];
+    tap.a_offset = (p.y.first_tap + r * p.y.tap_apart) * g.a_k[1] + (p.x.first_tap + s * p.x.tap_apart) * g.a_k[2];
 #if WIDE_FILTER
     tap.key = TapKey{y, x};
 #else

@@ -9,6 +9,7 @@ from typing import Protocol
 from cudaops.emulator import layout
 from cudaops.emulator.control import results, sources
 from cudaops.emulator.lanes import Geometry, Lanes
+from cudaops.emulator.options import Checks
 from cudaops.emulator.ptx import Function, Imm, Instruction, Mem, Module, Operand, Reg, Sym
 from cudaops.emulator.values import Values
 
@@ -42,9 +43,9 @@ class Access(Protocol):
 
 class Accesses(Values):
     def __init__(
-        self, module: Module, function: Function, geometry: Geometry, dynamic_shared: int, bounds: bool
+        self, module: Module, function: Function, geometry: Geometry, dynamic_shared: int, checks: Checks
     ) -> None:
-        super().__init__(module, function, geometry, dynamic_shared, bounds)
+        super().__init__(module, function, geometry, dynamic_shared, checks)
         self.sites: list[Site] = []
         self.site_numbers: dict[Site, int] = {}
         self.slots: dict[object, int] = {}
@@ -122,7 +123,7 @@ class Accesses(Values):
         slow: Callable[[], list[str]],
     ) -> list[str]:
         """`fast` if [address + low, + size) lies inside one extent, else `slow`; the values of either."""
-        if not self.bounds:
+        if self.checks is Checks.NONE:
             return fast()
         if access.space == "shared":
             span = access.address.span
@@ -224,6 +225,16 @@ class Accesses(Values):
             return
         function = self.field(f"store{element[1:]}", "ptr")
         self.line(f"call void {function}(ptr %ctx, <32 x i64> {places}, <32 x {element}> {value}, {where})")
+
+    def watch(self, access: Access, places: str, kind: int) -> None:
+        """Let the sanitizer see an access; from here on the mask is of the lanes that may make it."""
+        site, slot = self.site(access)
+        function = self.field("watch", "ptr")
+        allowed = self.emit(
+            f"call i32 {function}(ptr %ctx, <32 x i64> {places}, i32 {self.bits_of(self.mask_or_full())}, "
+            f"i32 {access.total}, i32 {kind}, i32 {site}, i32 {slot}, i32 {layout.SPACES[access.space]})"
+        )
+        self.mask = self.emit(f"bitcast i32 {allowed} to <32 x i1>")
 
     def report(self, access: Access, places: str, store: bool) -> None:
         """Record a fault at `places`, which the caller knows to be outside every extent."""

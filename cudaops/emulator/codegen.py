@@ -15,6 +15,7 @@ from cudaops.emulator.access import Accesses, Site
 from cudaops.emulator.control import RETURNS, Region, is_barrier, results, sources
 from cudaops.emulator.isa import lookup
 from cudaops.emulator.lanes import LANE, WARP, Geometry, Lanes
+from cudaops.emulator.options import Checks
 from cudaops.emulator.ptx import Function, Imm, Instruction, Module, Reg
 from cudaops.emulator.schedule import RESULTS_AT_ONCE, schedule
 from cudaops.emulator.text import element_bits, integer_text, llvm_type
@@ -38,9 +39,9 @@ class Generated:
 
 class Codegen(Accesses):
     def __init__(
-        self, module: Module, function: Function, geometry: Geometry, dynamic_shared: int, bounds: bool
+        self, module: Module, function: Function, geometry: Geometry, dynamic_shared: int, checks: Checks
     ) -> None:
-        super().__init__(module, function, geometry, dynamic_shared, bounds)
+        super().__init__(module, function, geometry, dynamic_shared, checks)
         self.regions = self.flow.regions(self.analysis.masked)
         self.region_of: dict[int, Region] = {b: r for r in self.regions for b in r.chain}
         self.rank = {b: n for n, b in enumerate(self.flow.reachable)}

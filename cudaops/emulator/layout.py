@@ -26,6 +26,9 @@ LAUNCH = {
             "local_bytes",
             "last_mask",
             "log",
+            "findings",  # of the sanitizer; 0: it is off
+            "shadows",  # a pair of pointers for each buffer: races, initialisation
+            "released",  # a byte for each block: it has done a fence and then an atomic
         ]
     )
 }
@@ -71,6 +74,16 @@ WORKER = {
             "budget",  # loop iterations until the next poll
             "steps",  # of the block, up to the last poll
             "steps_limit",  # 0: none
+            "watch",
+            "tick_warp",
+            "shadow",  # of shared memory, sanitizer.SHARED_SHADOW
+            "shadow_words",
+            "shared_init",
+            "clock",  # moves on at every barrier
+            "block_clock",  # when the block's last one was
+            "warp_clocks",  # when each warp's last one was
+            "fenced",  # the block has done a fence
+            "acquired",  # the block has done an atomic
             "python",  # functions of CPython that run signal handlers; 0 but for the thread that called
             "raised_type",  # what a signal handler raised
             "raised_value",

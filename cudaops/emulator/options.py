@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
 
+class Checks(Enum):
+    """How accesses are checked."""
+
+    NONE = "none"
+    BOUNDS = "bounds"  # inside the launch's buffers, before it is made
+    SANITIZER = "sanitizer"  # every check of sanitizer.py
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
-    bounds: bool = True
+    checks: Checks = Checks.BOUNDS
     max_steps: int | None = None
     buffers: tuple[torch.Tensor, ...] = ()
+    uninitialised: tuple[torch.Tensor, ...] = ()
 
 
 _DEFAULT = Options()
-_current: ContextVar[Options] = ContextVar("cudaops emulation", default=_DEFAULT)
+_SANITIZED = Options(Checks.SANITIZER)
+_current: ContextVar[Options | None] = ContextVar("cudaops emulation", default=None)
 
 
 def current() -> Options:
-    return _current.get()
+    """The options in force; `CUDAOPS_SANITIZE=1` turns the sanitizer on where nothing else is said."""
+    found = _current.get()
+    if found is not None:
+        return found
+    return _SANITIZED if os.environ.get("CUDAOPS_SANITIZE") == "1" else _DEFAULT
 
 
 @contextmanager
@@ -49,7 +65,36 @@ def emulation(
     for buffer in buffers:
         if not getattr(buffer, "is_cpu", False):
             raise TypeError(f"buffers takes CPU tensors, got {type(buffer).__name__}; move it with .cpu()")
-    token = _current.set(Options(bounds, max_steps, tuple(buffers)))
+    checks = current().checks
+    if checks is not Checks.SANITIZER:
+        checks = Checks.BOUNDS if bounds else Checks.NONE
+    with _set(replace(current(), checks=checks, max_steps=max_steps, buffers=tuple(buffers))):
+        yield
+
+
+@contextmanager
+def sanitize(*, uninitialised: Sequence[torch.Tensor] = ()) -> Iterator[None]:
+    """Check every emulated launch inside for bad accesses, races, uninitialised reads and missing barriers.
+
+    A launch with findings raises SanitizerError when it has ended; its `.findings` is a list. Launches on CUDA tensors
+    are not checked.
+
+    Arguments:
+        uninitialised: CPU tensors that count as not written yet; a kernel that reads them first is a finding.
+
+    Raises:
+        TypeError: an element of `uninitialised` is no CPU tensor.
+    """
+    for tensor in uninitialised:
+        if not getattr(tensor, "is_cpu", False):
+            raise TypeError(f"uninitialised takes CPU tensors, got {type(tensor).__name__}; move it with .cpu()")
+    with _set(replace(current(), checks=Checks.SANITIZER, uninitialised=tuple(uninitialised))):
+        yield
+
+
+@contextmanager
+def _set(options: Options) -> Iterator[None]:
+    token = _current.set(options)
     try:
         yield
     finally:

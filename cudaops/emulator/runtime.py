@@ -18,27 +18,21 @@ from typing import Any
 import numpy as np
 
 from cudaops import cache
-from cudaops.emulator import layout, native, options, printf, support
+from cudaops.emulator import layout, native, options, printf, sanitizer, support
 from cudaops.emulator.access import Site
 from cudaops.emulator.codegen import Codegen, Generated
+from cudaops.emulator.faults import Buffer, Place
 from cudaops.emulator.inline import inline
 from cudaops.emulator.lanes import WARP, Geometry
+from cudaops.emulator.options import Checks
 from cudaops.emulator.ptx import Module, parse
-from cudaops.errors import EmulatorError
+from cudaops.emulator.sanitizer import Record
+from cudaops.errors import EmulatorError, SanitizerError
 from cudaops.plan import LaunchConfig
 
 SECOND_THREAD_SECONDS = 200e-6  # less work than this is not worth waking another thread for
 _NO_EXTENT = -(1 << 62)  # length of an empty slot: nothing fits into it
 _ANYWHERE = (1 << 63) - 1  # length of a slot when nothing is checked
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """Memory that a launch may access: `nbytes` from the host address on, named in messages."""
-
-    address: int
-    nbytes: int
-    name: str
 
 
 @functools.lru_cache(maxsize=64)
@@ -55,7 +49,16 @@ _SUPPORT_SYMBOLS = [
 @functools.cache
 def _support() -> tuple[Any, dict[str, int]]:
     """(run, addresses of what generated code calls)"""
-    symbols = ["cudaops_run", "cudaops_hull", "cudaops_allowed", "cudaops_poll", "cudaops_printf", *_SUPPORT_SYMBOLS]
+    symbols = [
+        "cudaops_run",
+        "cudaops_hull",
+        "cudaops_allowed",
+        "cudaops_watch",
+        "cudaops_tick_warp",
+        "cudaops_poll",
+        "cudaops_printf",
+        *_SUPPORT_SYMBOLS,
+    ]
     code = _cached("support", lambda: (native.machine_code(support.ir()), {}))[0]
     addresses = dict(zip(symbols, native.load(code, symbols), strict=True))
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(addresses["cudaops_run"]), addresses
@@ -85,15 +88,15 @@ _codes_lock = threading.Lock()
 compilations = 0  # kernels that LLVM compiled in this process
 
 
-def _code(ptx: str, key: str, entry: str, geometry: Geometry, dynamic_shared: int, bounds: bool) -> _Code:
-    what = (key, entry, geometry, dynamic_shared, bounds)
+def _code(ptx: str, key: str, entry: str, geometry: Geometry, dynamic_shared: int, checks: Checks) -> _Code:
+    what = (key, entry, geometry, dynamic_shared, checks)
     found = _codes.get(what)
     if found is not None:
         return found
     with _codes_lock:
         found = _codes.get(what)
         if found is None:
-            code, notes = _cached(repr(what), lambda: _compile(ptx, key, entry, geometry, dynamic_shared, bounds))
+            code, notes = _cached(repr(what), lambda: _compile(ptx, key, entry, geometry, dynamic_shared, checks))
             notes["sites"] = tuple(Site(**site) for site in notes["sites"])
             notes["globals_used"] = tuple(notes["globals_used"])
             info = Generated(ir="", **notes)
@@ -103,24 +106,26 @@ def _code(ptx: str, key: str, entry: str, geometry: Geometry, dynamic_shared: in
 
 
 def _compile(
-    ptx: str, key: str, entry: str, geometry: Geometry, dynamic_shared: int, bounds: bool
+    ptx: str, key: str, entry: str, geometry: Geometry, dynamic_shared: int, checks: Checks
 ) -> tuple[bytes, dict[str, object]]:
     global compilations
     compilations += 1
-    info = generate(ptx, key, entry, geometry, dynamic_shared, bounds)
+    info = generate(ptx, key, entry, geometry, dynamic_shared, checks)
     notes = asdict(info)
     del notes["ir"]
     return native.machine_code(info.ir), notes
 
 
-def generate(ptx: str, key: str, entry: str, geometry: Geometry, dynamic_shared: int, bounds: bool = True) -> Generated:
+def generate(
+    ptx: str, key: str, entry: str, geometry: Geometry, dynamic_shared: int, checks: Checks = Checks.BOUNDS
+) -> Generated:
     """The LLVM IR of an entry."""
     module = _module(key, ptx)
     function = module.functions.get(entry)
     if function is None or not function.entry:
         known = ", ".join(f.name for f in module.functions.values() if f.entry) or "none"
         raise EmulatorError(f"no kernel {entry} in this PTX; kernels there: {known}")
-    return Codegen(module, inline(module, function), geometry, dynamic_shared, bounds).generate("cudaops_kernel")
+    return Codegen(module, inline(module, function), geometry, dynamic_shared, checks).generate("cudaops_kernel")
 
 
 # -- module globals ---------------------------------------------------------------------------------------------------
@@ -308,10 +313,10 @@ def _string_at(address: int, extents: Sequence[Buffer]) -> str:
 class Prepared:
     """An entry compiled for a block shape, ready to be launched with any arguments."""
 
-    def __init__(self, ptx: str, key: str, entry: str, config: LaunchConfig, name: str, bounds: bool) -> None:
-        self.config, self.name = config, name or entry
+    def __init__(self, ptx: str, key: str, entry: str, config: LaunchConfig, name: str, checks: Checks) -> None:
+        self.config, self.name, self.checks = config, name or entry, checks
         self.geometry = Geometry(config.block, config.grid[0] <= 65536)
-        self.code = _code(ptx, key, entry, self.geometry, config.smem_bytes, bounds)
+        self.code = _code(ptx, key, entry, self.geometry, config.smem_bytes, checks)
         info = self.code.info
         self.shared_bytes = info.static_shared_bytes + config.smem_bytes
         self.global_buffers = _globals_of(key, ptx).buffers()
@@ -323,12 +328,15 @@ class Prepared:
         warps, (gx, gy, gz) = self.geometry.warps, config.grid
         self.blocks = gx * gy * gz
         local_bytes = info.local_bytes * WARP * warps
-        empty = np.tile(np.array([0, _NO_EXTENT if bounds else _ANYWHERE], dtype=np.int64), info.slots).tobytes()
+        empty = np.tile(
+            np.array([0, _NO_EXTENT if checks is Checks.BOUNDS else _ANYWHERE], dtype=np.int64), info.slots
+        ).tobytes()
         self.sizes = _Sizes(warps * info.frame_bytes, self.shared_bytes, local_bytes, empty)
         self.worker_template = _structure(
             layout.WORKER,
             nctaid_xy=gx | gy << 32, nctaid_z=gz, shared_bytes=self.shared_bytes, locals_bytes=local_bytes,
             hull=addresses["cudaops_hull"], allowed=addresses["cudaops_allowed"], poll=addresses["cudaops_poll"],
+            watch=addresses["cudaops_watch"], tick_warp=addresses["cudaops_tick_warp"],
             budget=layout.POLL_EVERY, printf=addresses["cudaops_printf"],
             globals=self.globals_table.ctypes.data,
             **{name.removeprefix("cudaops_"): addresses[name] for name in _SUPPORT_SYMBOLS},
@@ -349,7 +357,8 @@ class Prepared:
             Buffer(t.data_ptr(), t.untyped_storage().nbytes(), "a tensor of emulation()") for t in chosen.buffers
         ]
         table = (ctypes.c_int64 * (2 * len(extents) + 1))(*(n for e in extents for n in (e.address, e.nbytes)))
-        count = self._threads(threads)
+        checked = self.checks is Checks.SANITIZER
+        count = 1 if checked else self._threads(threads)
         launch = (ctypes.c_int64 * len(layout.LAUNCH))(*self.launch_template)
         launch[layout.LAUNCH["chunk"] // 8] = max(1, self.blocks // (count * 16))
         launch[layout.LAUNCH["buffer_count"] // 8] = len(extents)
@@ -363,6 +372,9 @@ class Prepared:
             if chosen.max_steps is not None:
                 worker.set("steps_limit", chosen.max_steps)
                 worker.set("budget", min(chosen.max_steps, layout.POLL_EVERY))
+        shadow = _Shadow(self, extents, chosen) if checked else None
+        if shadow is not None:
+            shadow.attach(launch, workers[0])
         workers[0].set("python", ctypes.addressof(_PYTHON))
         start = time.perf_counter()
         waiting = [_workers().submit(self.run, worker.address) for worker in workers[1:]]
@@ -376,13 +388,16 @@ class Prepared:
         self.block_seconds = seconds if self.block_seconds is None else 0.7 * self.block_seconds + 0.3 * seconds
         if log is not None:
             sys.stdout.write("".join(printf.lines(log.raw, lambda address: _string_at(address, extents))))
-        faults = [worker for worker in workers if worker.get("error_kind")]
-        message = ""
-        if faults:
-            message = self._describe(min(faults, key=lambda worker: worker.get("error_block")), extents)
-        _idle_workers.extend(workers)
-        if message:
-            raise EmulatorError(message)
+        faulty = [worker for worker in workers if worker.get("error_kind")]
+        try:
+            if shadow is not None:
+                place = self._place(workers[0], extents, chosen.max_steps)
+                shadow.raise_findings(place, [_fault(worker) for worker in faulty])
+            elif faulty:
+                first = min(faulty, key=lambda worker: worker.get("error_block"))
+                raise EmulatorError(self._place(first, extents, chosen.max_steps).finding(_fault(first)).message)
+        finally:
+            _idle_workers.extend(workers)
 
     def _threads(self, threads: int) -> int:
         count = min(threads, self.blocks)
@@ -390,53 +405,69 @@ class Prepared:
             count = min(count, 1 + int(self.block_seconds * self.blocks / SECOND_THREAD_SECONDS))
         return max(count, 1)
 
-    # -- faults -----------------------------------------------------------------------------------------------------
-    def _describe(self, worker: _Worker, extents: Sequence[Buffer]) -> str:
-        site = self.code.info.sites[worker.get("error_site")]
-        kind = worker.get("error_kind")
-        gx, gy, _ = self.config.grid
-        b = worker.get("error_block")
-        block = (b % gx, b // gx % gy, b // (gx * gy))
-        head = f"{self.name}: {site.file}:{site.line}: "
-        if kind == layout.ERROR_BARRIER:
-            return (
-                f"{head}block {block}, warp {worker.get('error_warp')}: {site.opcode} in divergent code is not reached "
-                "by every thread; move it out of the branch"
-            )
-        if kind == layout.ERROR_STEPS:
-            return (
-                f"{head}block {block}: more than {options.current().max_steps} loop iterations (max_steps); "
-                "is this loop infinite? If not, raise the limit"
-            )
-        if kind == layout.ERROR_TRAP:
-            return f"{head}block {block}, warp {worker.get('error_warp')}: the kernel executed {site.opcode}"
-        t = worker.get("error_warp") * WARP + worker.get("error_lane")
-        x, y, _ = self.geometry.block
-        thread = (t % x, t // x % y, t // (x * y))
-        address = worker.get("error_address") & (2**64 - 1)
-        place = self._place(site, address, worker, extents)
-        verb = "writes" if kind == layout.ERROR_STORE else "reads"
-        return f"{head}block {block}, thread {thread} {verb} {site.bytes} bytes {place}"
+    def _place(self, worker: _Worker, extents: Sequence[Buffer], max_steps: int | None) -> Place:
+        shared = (worker.get("shared"), self.shared_bytes)
+        sites, config = self.code.info.sites, self.config
+        return Place(self.name, sites, config.grid, config.block, extents, shared, max_steps)
 
-    def _place(self, site: Site, address: int, worker: _Worker, extents: Sequence[Buffer]) -> str:
-        if site.space == "shared":
-            offset = address - worker.get("shared")
-            return f"at shared[{offset}] (bytes), but the block has {self.shared_bytes} bytes of shared memory"
-        if site.space == "local":
-            return "outside its local memory"
-        if not extents:
-            return f"at address {address:#x}, but the launch has no buffers"
 
-        def distance(extent: Buffer) -> int:
-            return max(extent.address - address, address - (extent.address + extent.nbytes), 0)
+def _fault(worker: _Worker) -> Record:
+    """The first fault of a worker."""
+    names = ("kind", "site", "warp", "lane", "block", "address")
+    kind, site, warp, lane, block, address = (worker.get(f"error_{name}") for name in names)
+    return Record(kind, site, -1, warp, lane, block, address, 0)
 
-        near = min(extents, key=distance)
-        if distance(near) > 1 << 32:
-            return f"at address {address:#x}, which is in none of the launch's buffers"
-        offset, size = address - near.address, max(site.bytes, 1)
-        if offset % size:
-            return f"at byte {offset} of {near.name}, which has {near.nbytes} bytes"
-        return f"at {near.name}[{offset // size}], but {near.name} has {near.nbytes // size} elements of {size} bytes"
+
+class _Shadow:
+    """The sanitizer's memory for one launch."""
+
+    def __init__(self, prepared: Prepared, extents: Sequence[Buffer], chosen: options.Options) -> None:
+        self.findings = ctypes.create_string_buffer(sanitizer.FINDINGS_BYTES)
+        self.released = np.zeros(prepared.blocks, dtype=np.uint8)
+        words = -(-prepared.shared_bytes // 4)
+        self.shared = np.zeros(len(sanitizer.SHARED_SHADOW) * words + 1, dtype=np.int32)
+        self.shared_words = words
+        self.shared_init = np.zeros(prepared.shared_bytes + 16, dtype=np.uint8)
+        self.warp_clocks = np.zeros(prepared.geometry.warps, dtype=np.int32)
+        self.arrays: list[np.ndarray[Any, Any]] = []
+        self.pairs = np.zeros((len(extents), 2), dtype=np.int64)
+        fresh = [
+            (t.data_ptr(), t.untyped_storage().data_ptr() + t.untyped_storage().nbytes()) for t in chosen.uninitialised
+        ]
+        for n, extent in enumerate(extents):
+            races = np.zeros(len(sanitizer.GLOBAL_SHADOW) * -(-extent.nbytes // 4) + 1, dtype=np.int32)
+            self.pairs[n, 0] = races.ctypes.data
+            self.arrays.append(races)
+            end = extent.address + extent.nbytes
+            unset = [(max(a, extent.address), min(b, end)) for a, b in fresh if a < end and b > extent.address]
+            if extent.initialised and not unset:
+                continue
+            written = np.full(extent.nbytes, extent.initialised, dtype=np.uint8)
+            for a, b in unset:
+                written[a - extent.address : b - extent.address] = 0
+            self.pairs[n, 1] = written.ctypes.data
+            self.arrays.append(written)
+
+    def attach(self, launch: ctypes.Array[ctypes.c_int64], worker: _Worker) -> None:
+        for name, value in (
+            ("findings", ctypes.addressof(self.findings)), ("shadows", self.pairs.ctypes.data),
+            ("released", self.released.ctypes.data),
+        ):  # fmt: skip
+            launch[layout.LAUNCH[name] // 8] = value
+        for name, value in (
+            ("shadow", self.shared.ctypes.data), ("shadow_words", self.shared_words),
+            ("shared_init", self.shared_init.ctypes.data), ("warp_clocks", self.warp_clocks.ctypes.data),
+        ):  # fmt: skip
+            worker.set(name, value)
+
+    def raise_findings(self, place: Place, faults: Sequence[Record]) -> None:
+        found = sanitizer.first_of_each([*sanitizer.records(self.findings.raw), *faults])
+        if not found:
+            return
+        findings = [place.finding(record) for record in found]
+        shown = "\n".join(f"  {f.check}: {f.message}" for f in findings[:10])
+        more = f"\n  and {len(findings) - 10} more in .findings" if len(findings) > 10 else ""
+        raise SanitizerError(f"{place.kernel}: {len(findings)} findings of the sanitizer\n{shown}{more}", findings)
 
 
 _prepared: dict[tuple[object, ...], Prepared] = {}
@@ -449,10 +480,11 @@ def prepare(ptx: str, key: str, entry: str, config: LaunchConfig, name: str = ""
         ptx, key: PTX text, and a string that identifies it (its hash).
         name: what to call the kernel in messages; default the entry.
     """
-    what = (key, entry, config, name, options.current().bounds)
+    checks = options.current().checks
+    what = (key, entry, config, name, checks)
     found = _prepared.get(what)
     if found is None:
-        found = _prepared.setdefault(what, Prepared(ptx, key, entry, config, name, options.current().bounds))
+        found = _prepared.setdefault(what, Prepared(ptx, key, entry, config, name, checks))
     return found
 
 

@@ -31,7 +31,16 @@ MOST_RECORDS = 4096
 FINDINGS_BYTES = 8 + MOST_RECORDS * RECORD_BYTES
 
 # Arrays of 32-bit words beside shared memory, one element a word of it.
-SHARED_SHADOW = ("write_clock", "writer", "write_bytes", "write_site", "read_clock", "reader", "read_bytes", "read_site")
+SHARED_SHADOW = (
+    "write_clock",
+    "writer",
+    "write_bytes",
+    "write_site",
+    "read_clock",
+    "reader",
+    "read_bytes",
+    "read_site",
+)
 GLOBAL_SHADOW = ("writer", "write_bytes", "write_site", "reader", "read_bytes", "read_site")
 IS_ATOMIC = 256  # in write_bytes: an atomic wrote
 SEVERAL = -1  # in reader: lanes of several warps; -(warp + 2): several lanes of that warp
@@ -104,7 +113,39 @@ class _Function(Text):
 
 
 def ir() -> str:
-    return _note() + _notes() + _watch_shared() + _watch_global() + _watch()
+    return _ticks() + _note() + _notes() + _watch_shared() + _watch_global() + _watch()
+
+
+def _ticks() -> str:
+    """tick(ctx): a barrier of the block. tick_warp(ctx): one of the warp."""
+    f = _Function()
+    shadow = f.field("shadow", "ptr")
+    f.line(f"%off = icmp eq ptr {shadow}, null")
+    f.line("br i1 %off, label %out, label %on")
+    f.place("on")
+    now = f.binary("add", "i64", f.field("clock"), "1")
+    f.keep("clock", now)
+    f.keep("block_clock", now)
+    starts, warps = f.field("warp_clocks", "ptr"), f.at("warps", LAUNCH, f.field("launch", "ptr"))
+    now32 = f.emit(f"trunc i64 {now} to i32")
+    f.line("br label %next")
+    f.place("next")
+    f.line("%w = phi i64 [ 0, %on ], [ %w.next, %next ]")
+    f.line(f"store i32 {now32}, ptr {f.emit(f'getelementptr i32, ptr {starts}, i64 %w')}, align 4")
+    f.line("%w.next = add i64 %w, 1")
+    f.line(f"%more = icmp ult i64 %w.next, {warps}")
+    f.line("br i1 %more, label %next, label %out")
+    f.place("out")
+    f.line("ret void")
+    block = f.text("define void @cudaops_tick(ptr %ctx) #0")
+    f = _Function()
+    now = f.binary("add", "i64", f.field("clock"), "1")
+    f.keep("clock", now)
+    place = f.emit(f"getelementptr i32, ptr {f.field('warp_clocks', 'ptr')}, i64 {f.field('warp')}")
+    now32 = f.emit(f"trunc i64 {now} to i32")
+    f.line(f"store i32 {now32}, ptr {place}, align 4")
+    f.line("ret void")
+    return block + f.text("define void @cudaops_tick_warp(ptr %ctx) #0")
 
 
 def _note() -> str:
@@ -301,9 +342,18 @@ def _watch_global() -> str:
     f.line("%loads = icmp ne i32 %kind, 2")
     f.line("%atomic = icmp eq i32 %kind, 3")
     f.line("%end = add i64 %address, %bytes")
+    f.line("br i1 %atomic, label %order, label %start")
+    f.place("order")
+    f.keep("acquired", "1")
+    fenced = f.emit(f"icmp ne i64 {f.field('fenced')}, 0")
+    mark = f.emit(f"getelementptr i8, ptr {released}, i64 {block64}")
+    was = f.emit(f"load i8, ptr {mark}, align 1")
+    f.line(f"store i8 {f.emit(f'select i1 {fenced}, i8 1, i8 {was}')}, ptr {mark}, align 1")
+    f.line("br label %start")
+    f.place("start")
     f.line("br label %search")
     f.place("search")
-    f.line("%n = phi i64 [ 0, %entry ], [ %n.next, %other ]")
+    f.line("%n = phi i64 [ 0, %start ], [ %n.next, %other ]")
     more = f.emit(f"icmp ult i64 %n, {count}")
     f.line(f"br i1 {more}, label %try, label %out")
     f.place("try")
@@ -418,9 +468,7 @@ def _initialisation(f: _Function, init: str, into: str, done: str) -> None:
     empty = f.binary("and", "i1", f.emit(f"icmp eq i8 {written}, 0"), "%loads")
     f.line(f"br i1 {empty}, label %unset, label %set")
     f.place("unset")
-    f.line(
-        f"call void @cudaops_note(ptr %ctx, i64 {UNINITIALISED}, i64 %site, i64 -1, i64 %lane, i64 %address, i64 0)"
-    )
+    f.line(f"call void @cudaops_note(ptr %ctx, i64 {UNINITIALISED}, i64 %site, i64 -1, i64 %lane, i64 %address, i64 0)")
     f.line(f"store i8 1, ptr {place}, align 1")  # one finding a byte is enough
     f.line("br label %byte.end")
     f.place("set")
@@ -468,7 +516,6 @@ def _watch() -> str:
     f.line(f"%shared.some = icmp ne i32 {inner}, 0")
     f.line("br i1 %shared.some, label %shared, label %rest")
     f.place("shared")
-    init = f.field("shared_init", "ptr")
     words = f.binary("lshr", "i32", f.binary("add", "i32", "%bytes", "3"), "2")
     start = f.binary("and", "<32 x i64>", into, "splat (i64 3)")
     narrow = f.emit("icmp ult i32 %bytes, 4")
@@ -510,7 +557,6 @@ def _watch() -> str:
     f.line(f"br i1 {in_shared}, label %pre, label %buffer")
     f.place("pre")
     shared_init = f.field("shared_init", "ptr")
-    f.line("%site.l = add i64 %site64, 0")
     f.line("br label %bytewise")
     f.place("bytewise")
     inner_text = _Function()
@@ -528,7 +574,6 @@ def _watch() -> str:
     f.line("br i1 %end, label %out, label %next")
     f.place("out")
     f.line(f"ret i32 {left}")
-    del init
     return f.text(
         "define i32 @cudaops_watch(ptr %ctx, <32 x i64> %addresses, i32 %mask, i32 %bytes, i32 %kind, i32 %site, "
         "i32 %slot, i32 %spaces) #0"

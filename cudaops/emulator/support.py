@@ -5,7 +5,7 @@ Compiled once for a machine and reached through function pointers in the worker 
 
 from __future__ import annotations
 
-from cudaops.emulator import layout
+from cudaops.emulator import layout, sanitizer
 from cudaops.emulator.layout import LAUNCH, SPACES, WORKER
 
 ATTRIBUTES = (
@@ -22,6 +22,7 @@ def ir() -> str:
         parts.append(_cold(bits))
     parts.append(_printf())
     parts.append(_poll())
+    parts.append(sanitizer.ir())
     parts.append(_run())
     parts.append(ATTRIBUTES)
     return "\n".join(parts)
@@ -148,7 +149,16 @@ test:
   br i1 %fine, label %next, label %fault
 fault:
   %off = xor i32 %bit, -1
-  %less = and i32 %good, %off{_field("error_kind", "%old")}
+  %less = and i32 %good, %off{_field("launch", "%launch", "ptr")}
+  {_field("findings", "%findings", "ptr", LAUNCH, "%launch")}
+  %watched = icmp ne ptr %findings, null
+  br i1 %watched, label %finding, label %plain
+finding:
+  %f.kind = zext i32 %kind to i64
+  %f.site = zext i32 %site to i64
+  call void @cudaops_note(ptr %ctx, i64 %f.kind, i64 %f.site, i64 -1, i64 %lane64, i64 %address, i64 0)
+  br label %next
+plain:{_field("error_kind", "%old")}
   %first = icmp eq i64 %old, 0
   br i1 %first, label %note, label %next
 note:{_field("warp", "%warp")}{_field("block", "%block")}
@@ -156,7 +166,7 @@ note:{_field("warp", "%warp")}{_field("block", "%block")}
   %site64 = zext i32 %site to i64{notes}
   br label %next
 next:
-  %good.next = phi i32 [ %good, %loop ], [ %good, %test ], [ %less, %fault ], [ %less, %note ]
+  %good.next = phi i32 [ %good, %loop ], [ %good, %test ], [ %less, %finding ], [ %less, %plain ], [ %less, %note ]
   %lane.next = add i32 %lane, 1
   %end = icmp eq i32 %lane.next, 32
   br i1 %end, label %out, label %loop
@@ -471,6 +481,9 @@ entry:
   %warp.at = getelementptr i8, ptr %ctx, i64 {WORKER["warp"]}
   %block.at = getelementptr i8, ptr %ctx, i64 {WORKER["block"]}
   %done.at = getelementptr i8, ptr %ctx, i64 {WORKER["done"]}
+  %fenced.at = getelementptr i8, ptr %ctx, i64 {WORKER["fenced"]}
+  %acquired.at = getelementptr i8, ptr %ctx, i64 {WORKER["acquired"]}
+  %init.at = getelementptr i8, ptr %ctx, i64 {WORKER["shared_init"]}
   %steps.at = getelementptr i8, ptr %ctx, i64 {WORKER["steps"]}
   %budget.at = getelementptr i8, ptr %ctx, i64 {WORKER["budget"]}
   %has.shared = icmp ne i64 %shared.bytes, 0
@@ -501,12 +514,22 @@ block:
   store i32 %x32, ptr %ctaid.x, align 4
   store i32 %y32, ptr %ctaid.y, align 4
   store i32 %z32, ptr %ctaid.z, align 4
-  br i1 %has.shared, label %poison.shared, label %reset
+  call void @cudaops_tick(ptr %ctx)
+  store i64 0, ptr %fenced.at, align 8
+  store i64 0, ptr %acquired.at, align 8
+  br i1 %has.shared, label %poison.shared, label %ready
 poison.shared:
   call void @llvm.memset.p0.i64(ptr %shared, i8 -1, i64 %shared.bytes, i1 false)
+  %init = load ptr, ptr %init.at, align 8
+  %no.init = icmp eq ptr %init, null
+  br i1 %no.init, label %ready, label %forget
+forget:
+  call void @llvm.memset.p0.i64(ptr %init, i8 0, i64 %shared.bytes, i1 false)
+  br label %ready
+ready:
   br label %reset
 reset:
-  %r = phi i64 [ 0, %block ], [ 0, %poison.shared ], [ %r.next, %reset ]
+  %r = phi i64 [ 0, %ready ], [ %r.next, %reset ]
   %r.offset = mul i64 %r, %frame.bytes
   %r.frame = getelementptr i8, ptr %frames, i64 %r.offset
   store i32 0, ptr %r.frame, align 4
@@ -539,6 +562,7 @@ warp.end:
   %w.more = icmp ult i64 %w.next, %warps
   br i1 %w.more, label %warp, label %round.end
 round.end:
+  call void @cudaops_tick(ptr %ctx)
   %again = icmp ne i32 %waiting.next, 0
   %bad = load i64, ptr %error, align 8
   %stop.now = load atomic i64, ptr %abort monotonic, align 8

@@ -14,6 +14,7 @@ from cudaops.emulator import layout
 from cudaops.emulator.approximate import APPROXIMATE
 from cudaops.emulator.control import Flow
 from cudaops.emulator.lanes import LANE, WARP, ZERO, Geometry, LaneAnalysis, Lanes
+from cudaops.emulator.options import Checks
 from cudaops.emulator.ptx import TYPE_BITS, Function, Imm, Instruction, Mem, Module, Operand, Reg, Special, Sym
 from cudaops.emulator.text import Text, argument_types, element_bits, float_text, integer_text, llvm_type
 from cudaops.errors import EmulatorError
@@ -21,11 +22,11 @@ from cudaops.errors import EmulatorError
 
 class Values(Text):
     def __init__(
-        self, module: Module, function: Function, geometry: Geometry, dynamic_shared: int, bounds: bool
+        self, module: Module, function: Function, geometry: Geometry, dynamic_shared: int, checks: Checks
     ) -> None:
         super().__init__()
         self.module, self.function, self.geometry = module, function, geometry
-        self.bounds = bounds  # whether accesses are checked
+        self.checks = checks
         self._lay_out_memory(dynamic_shared)
         self.flow = Flow(function)
         self.analysis = LaneAnalysis(

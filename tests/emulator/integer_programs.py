@@ -10,9 +10,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from cudaops.emulator.control import Flow, results
+from cudaops.emulator.lanes import Geometry, LaneAnalysis, Lanes
+from cudaops.emulator.ptx import parse
 from tests.emulator import harness
 from tests.emulator.reference import BITS, evaluate
 
@@ -56,6 +60,9 @@ REGISTER = {"r": "b32", "q": "b64", "h": "b16", "p": "pred"}
 INDEX = ("and.b32 {t}, {r}, 63", "shr.u32 {t}, {r}, 26", "bfe.u32 {t}, {r}, 5, 6", "rem.u32 {t}, {r}, 64", "min.u32 {t}, {r}, 63")
 
 
+Log = dict[int, list[int]]  # action -> the values it gave, one for each time it ran
+
+
 @dataclass(frozen=True)
 class Step:
     """opcode of STEPS or 'look up' or 'loop' / 'end'; numbers that choose operands, whatever is in the pools."""
@@ -64,6 +71,47 @@ class Step:
     result: str
     operands: tuple[str, ...]
     choices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """An open loop: counted up or down, tested where it begins or ends, its limit a number or a register."""
+
+    label: str
+    own: tuple[str, ...]  # registers that its body must not change
+    step: int
+    test: str
+    bottom: bool
+
+    @classmethod
+    def open(cls, n: int, form: int, begin: int, turns: int, source: int, pools: dict[str, list[str]], fresh: Any, assign: Any, mark: Any) -> _Loop:  # fmt: skip
+        step = (1, 1, 2, 4, 32, -1, -3)[form % 7]
+        test = ("setp.ne.s32", "setp.lt.s32" if step > 0 else "setp.gt.s32", "setp.lo.u32" if step > 0 else "setp.hi.u32")[form // 7 % 3]
+        start = (0, 0, 1, 5, 64, 0x7FFFFFF8, 0xFFFFFFF8, 0x80000000)[begin % 8]
+        counter, limit, predicate = fresh("r"), fresh("r"), fresh("p")
+        assign("r", "mov.u32", start, into=counter)
+        bottom = form // 21 % 2 == 1
+        if begin // 8 % 2:  # a limit that depends on a register
+            assign("r", "and.b32", pools["r"][source % len(pools["r"])], turns % 4, into=limit)
+            assign("r", "mad.lo.s32", limit, step & 0xFFFFFFFF, (start + bottom * step) & 0xFFFFFFFF, into=limit)
+        else:
+            assign("r", "mov.u32", (start + step * (turns % 5 + bottom)) & 0xFFFFFFFF, into=limit)
+        mark("label", f"L{n}")
+        if not bottom:
+            assign("p", test, counter, limit, into=predicate)
+            mark("branch", f"E{n}", predicate, True)
+        pools["r"] += [counter, counter]
+        return cls(str(n), (counter, limit, predicate), step, test, bottom)
+
+    def close(self, assign: Any, mark: Any) -> None:
+        counter, limit, predicate = self.own
+        assign("r", "add.s32", counter, self.step & 0xFFFFFFFF, into=counter)
+        if self.bottom:
+            assign("p", self.test, counter, limit, into=predicate)
+            mark("branch", f"L{self.label}", predicate, False)
+        else:
+            mark("branch", f"L{self.label}", "", False)
+        mark("label", f"E{self.label}")
 
 
 @dataclass
@@ -94,6 +142,44 @@ class Program:
                 )
 
 
+    def check_analysis(self, grid: tuple[int, int, int], a: int, b: int, c: int, table: np.ndarray) -> None:
+        """Every value is what the lane analysis says of its instruction: S + L, S in its interval, its low bits zero."""
+        function = parse(self.kernel.ptx).functions["k"]
+        flow = Flow(function)
+        shared = {v.name: 0 for v in function.variables}
+        analysis = LaneAnalysis(flow, Geometry(self.block, True), shared, 0, frozenset())
+        claims: dict[int, Lanes] = {}
+        for block in flow.reachable:
+            for ins in flow.blocks[block].instructions:
+                action = self.actions[ins.line - 1] if 0 < ins.line <= len(self.actions) else ()
+                if action[:1] == ("set",) and any(r.name == f"%{action[1]}" for r in results(ins)):
+                    claims[ins.line - 1] = analysis.transfers[id(ins)]
+        x, y, z = self.block
+        threads = x * y * z
+        words = [int(w) for w in table]
+        for outside in range(grid[0] * grid[1] * grid[2]):
+            for first in range(0, threads, 32):
+                logs: list[Log] = []
+                for inside in range(first, min(first + 32, threads)):
+                    logs.append({})
+                    _interpret(self.actions, _ids(outside * threads + inside, self.block, grid), a, b, c, words, logs[-1])
+                for n, lanes in claims.items():
+                    self._check_claim(n, lanes, [log.get(n, []) for log in logs])
+
+    def _check_claim(self, n: int, lanes: Lanes, values: list[list[int]]) -> None:
+        """`values`: of each lane, one for each time the action ran."""
+        bits = BITS[REGISTER[str(self.actions[n][2])]]
+        for turn in range(max(map(len, values))):
+            now = {lane: v[turn] for lane, v in enumerate(values) if turn < len(v)}
+            scalars = {(v - (lanes.offsets[lane] if lanes.offsets else 0)) % (1 << bits) for lane, v in now.items()}
+            say = f"action {n} {self.actions[n]}, turn {turn}: {now} is not {lanes}\n{self.text}"
+            assert lanes.varying or len(scalars) == 1, say
+            if bits > 1 and lanes.low is not None and lanes.high is not None:
+                assert all((s - lanes.low) % (1 << bits) <= lanes.high - lanes.low for s in scalars), say
+            if bits > 1 and not lanes.varying:
+                assert all(s % (1 << min(lanes.zeros, bits)) == 0 for s in scalars), say
+
+
 def _ids(thread: int, block: tuple[int, int, int], grid: tuple[int, int, int]) -> dict[str, int]:
     x, y, z = block
     inside, outside = thread % (x * y * z), thread // (x * y * z)
@@ -110,20 +196,35 @@ def build(steps: Sequence[Step], block: tuple[int, int, int]) -> Program:
     actions: list[tuple[object, ...]] = []
     pools: dict[str, list[str]] = {"r": [], "q": [], "h": [], "p": []}
     count = {"r": 0, "q": 0, "h": 0, "p": 0}
-    depth: list[tuple[int, str]] = []  # (label, counter) of the open loops
-    labels = 0
+    depth: list[_Loop] = []
 
     def fresh(kind: str) -> str:
         count[kind] += 1
         return f"{kind}{count[kind]}"
 
+    def mark(kind: str, *what: object) -> None:
+        """A label, or a branch (label, predicate, negated) to one."""
+        if kind == "label":
+            lines.append(f"{what[0]}:")
+        else:
+            label, predicate, negated = what
+            lines.append(f"@{'!' if negated else ''}%{predicate} bra {label};" if predicate else f"bra {label};")
+        actions.append((kind, *what))
+
     def assign(kind: str, opcode: str, *operands: object, into: str | None = None) -> str:
         name = into or fresh(kind)
+        lines.append(f".loc 1 {len(actions) + 1} 0")
         lines.append(f"{opcode} %{name}, {', '.join(_shown(o) for o in operands)};")
         actions.append(("set", name, kind, opcode, operands))
-        if into is None and not depth:
-            pools[kind].append(name)  # what a loop defines is not defined if it runs zero times
+        if into is None and not depth:  # what a loop defines is not defined if it runs zero times
+            pools[kind].append(name)
         return name
+
+    def close() -> None:
+        loop = depth.pop()
+        loop.close(assign, mark)
+        if depth:  # the loop around it may run zero times
+            pools["r"] = [name for name in pools["r"] if name not in loop.own]
 
     for special in ("%tid.x", "%tid.y", "%tid.z", "%laneid", "%ctaid.x", "%ctaid.y", "%ntid.x"):
         assign("r", "mov.u32", special)
@@ -146,22 +247,15 @@ def build(steps: Sequence[Step], block: tuple[int, int, int]) -> Program:
         choices = iter(step.choices)
         if step.opcode == "loop":
             if len(depth) < 2:
-                labels += 1
-                counter = fresh("r")
-                source = pools["r"][next(choices) % len(pools["r"])]
-                assign("r", "and.b32", source, next(choices) % 4, into=counter)
-                lines.append(f"L{labels}: setp.eq.s32 %z{labels}, %{counter}, 0;")
-                lines.append(f"@%z{labels} bra E{labels};")
-                actions.append(("loop", counter, labels))
-                depth.append((labels, counter))
+                depth.append(_Loop.open(len(lines), next(choices), next(choices), next(choices), next(choices), pools, fresh, assign, mark))
             continue
         if step.opcode == "end":
             if depth:
-                _close(lines, actions, *depth.pop())
+                close()
             continue
         into = None
         if depth:
-            options = [n for n in pools[step.result] if n not in {c for _, c in depth}]
+            options = [n for n in pools[step.result] if n not in {name for loop in depth for name in loop.own}]
             into = options[next(choices) % len(options)]
         if step.opcode == "look up":
             index = INDEX[next(choices) % len(INDEX)]
@@ -174,6 +268,7 @@ def build(steps: Sequence[Step], block: tuple[int, int, int]) -> Program:
             name = into or fresh("r")
             lines.append(f"ld.{space}.u32 %{name}, [%{q}];")
             opcode, rest = index.format(t="t", r="r").split(" ", 1)
+            lines.insert(-3, f".loc 1 {len(actions) + 1} 0")
             actions.append(("set", t, "r", opcode, (source, *(int(o) for o in rest.split(", ")[2:]))))
             actions.append(("table", name, t))
             if into is None:
@@ -192,16 +287,9 @@ def build(steps: Sequence[Step], block: tuple[int, int, int]) -> Program:
                 operands.append(pool[-1 - (choice // 4 % min(5, len(pool)) if choice % 4 else choice % len(pool))])
         assign(step.result, step.opcode, *operands, into=into)
     while depth:
-        _close(lines, actions, *depth.pop())
+        close()
     stored = [(n, kind) for kind in ("r", "q", "h", "p") for n in pools[kind]]
-    return Program(_whole(lines, count, labels, stored, block), actions, stored, block)
-
-
-def _close(lines: list[str], actions: list[tuple[object, ...]], label: int, counter: str) -> None:
-    lines.append(f"sub.s32 %{counter}, %{counter}, 1;")
-    lines.append(f"bra L{label};")
-    lines.append(f"E{label}:")
-    actions.append(("end", counter, label))
+    return Program(_whole(lines, count, stored, block), actions, stored, block)
 
 
 def _constant(value: int, opcode: str) -> int:
@@ -217,12 +305,11 @@ def _shown(operand: object) -> str:
     return str(operand) if isinstance(operand, int) or str(operand).startswith("%") else f"%{operand}"
 
 
-def _whole(lines: list[str], count: dict[str, int], labels: int, stored: list[tuple[str, str]], block: tuple[int, int, int]) -> str:
+def _whole(lines: list[str], count: dict[str, int], stored: list[tuple[str, str]], block: tuple[int, int, int]) -> str:
     threads = block[0] * block[1] * block[2]
     text = [
         f".reg .{REGISTER[kind]} %{kind}<{count[kind] + 1}>;" for kind in count
     ] + [
-        f".reg .pred %z<{labels + 1}>;",
         ".reg .b64 %table, %words, %out, %w<4>; .reg .b32 %i<9>; .reg .b16 %j;",
         f".shared .align 16 .b8 sh[{4 * TABLE_WORDS}];",
         "ld.param.u64 %table, [table]; ld.param.u64 %out, [out];",
@@ -254,30 +341,28 @@ def _whole(lines: list[str], count: dict[str, int], labels: int, stored: list[tu
 
 
 def _interpret(
-    actions: list[tuple[object, ...]], ids: dict[str, int], a: int, b: int, c: int, table: list[int]
+    actions: list[tuple[object, ...]], ids: dict[str, int], a: int, b: int, c: int, table: list[int], log: Log | None = None
 ) -> dict[str, int]:
     values: dict[str, int] = {}
     given = {"a": a & 0xFFFFFFFF, "b": b & 0xFFFFFFFF, "c": c & (2**64 - 1)}
-    starts = {action[2]: n for n, action in enumerate(actions) if action[0] == "loop"}
-    ends = {action[2]: n for n, action in enumerate(actions) if action[0] == "end"}
+    labels = {action[1]: n for n, action in enumerate(actions) if action[0] == "label"}
     n = 0
     while n < len(actions):
         match actions[n]:
             case ("set", str(name), str(kind), str(opcode), tuple(operands)):
                 bits = [_value(o, values, ids) for o in operands]
                 values[name] = _into(kind, opcode, evaluate(opcode, *_cut(opcode, bits, operands)))
+                if log is not None:
+                    log.setdefault(n, []).append(values[name])
             case ("param", str(name), str(which)):
                 values[name] = given[which]
             case ("byte", str(name), int(place)):
                 values[name] = table[place // 4] >> 8 * (place % 4) & 255
             case ("table", str(name), str(index)):
                 values[name] = table[values[index]]
-            case ("loop", str(counter), int(label)):
-                if values[counter] == 0:
-                    n = ends[label]
-            case ("end", str(counter), int(label)):
-                values[counter] = (values[counter] - 1) & 0xFFFFFFFF
-                n = starts[label] - 1
+            case ("branch", str(label), str(predicate), bool(negated)):
+                if not predicate or bool(values[predicate]) != negated:
+                    n = labels[label]
         n += 1
     return values
 

@@ -18,7 +18,16 @@ from cudaops.launch import launch, launch_counts, spec_of, total_launches
 from cudaops.ops import matmul as matmul_module
 from cudaops.ops.matmul import matmul, plan_matmul
 from cudaops.ops.matmul_configs import MATMUL_CONFIGS, MatmulConfig, is_legal
-from cudaops.plan import DTYPES, LaunchConfig, Plan, TensorSpec, check_limits, limits_of, threads_by_registers
+from cudaops.plan import (
+    DTYPES,
+    REGISTER_UNIT,
+    REGISTERS_PER_SM,
+    LaunchConfig,
+    Plan,
+    TensorSpec,
+    check_limits,
+    limits_of,
+)
 from tests.ops.matmul_reference import check, matrix, random
 
 DTYPE = tuple(getattr(torch, name) for name in DTYPES)
@@ -222,10 +231,9 @@ def test_matmul_reads_negated_views(rng: torch.Generator) -> None:
 
 
 def test_matmul_offsets_beyond_32_bits() -> None:
-    # Virtual memory: only the few pages that are written or read come into being.
+    # NumPy's zeros are virtual memory: only the few pages that are touched come into being.
     rows, pitch = 3, 2**30 + 8
-    memory = numpy.memmap if False else numpy.zeros
-    storage = torch.from_numpy(memory((rows - 1) * pitch + 16, dtype=numpy.int32))
+    storage = torch.from_numpy(numpy.zeros((rows - 1) * pitch + 16, dtype=numpy.int32))
     input = storage.as_strided((rows, 16), (pitch, 1))
     input.copy_(torch.arange(rows * 16, dtype=torch.int32).view(rows, 16))
     other = torch.arange(16 * 5, dtype=torch.int32).view(16, 5)
@@ -319,14 +327,13 @@ def test_matmul_gates(config: MatmulConfig, arch: str) -> None:
         assert entry.spill_bytes == entry.stack_bytes == 0, plan.reason
         assert entry.max_threads == config.threads
         check_limits(plan.config, entry, arch)
-        blocks = min(
-            threads_by_registers(entry.registers, 65_536) // config.threads
-            if False
-            else 65_536 // (-(-entry.registers * 32 // 256) * 256 * config.threads // 32),
+        registers_per_warp = -(-entry.registers * 32 // REGISTER_UNIT) * REGISTER_UNIT
+        resident = min(
+            REGISTERS_PER_SM // (registers_per_warp * config.threads // 32),
             limits.smem_per_sm // (entry.smem_bytes + limits.smem_reserved),
             limits.threads_per_sm // config.threads,
         )
-        assert blocks >= config.blocks_per_sm_at(itemsize), plan.reason
+        assert resident >= config.blocks_per_sm_at(itemsize), plan.reason
         body = compiled.ptx[compiled.ptx.index(".entry") :]
         name = {"float32": "fma.rn.f32", "float64": "fma.rn.f64"}[dtype]
         steps = min(config.bk_at(itemsize), 4 if config.tm * config.tn >= 128 else 8)
@@ -641,6 +648,4 @@ def test_matmul_without_its_kernel_is_poison(dtype: torch.dtype, monkeypatch: py
     monkeypatch.setattr(matmul_module, "launch", lambda plan, tensors: None)
     input = torch.ones(2, 3, 4, dtype=dtype)
     out = matmul(input, torch.ones(4, 5, dtype=dtype))
-    poison = torch.empty(2, 3, 5, dtype=dtype)
-    assert torch.equal(out.nan_to_num(nan=7.0) if dtype.is_floating_point else out, poison.nan_to_num(nan=7.0) if dtype.is_floating_point else poison)
     assert (out.isnan() if dtype.is_floating_point else out == torch.iinfo(dtype).max).all()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cudaops.emulator import layout
+from cudaops.emulator import layout, sanitizer
 from cudaops.emulator.isa.memory import access
 from cudaops.emulator.isa.table import rule
+from cudaops.emulator.options import Checks
 from cudaops.emulator.ptx import TYPE_BITS, Instruction, Mem, Operand, Sym
 
 if TYPE_CHECKING:
@@ -35,13 +36,17 @@ def atomic(g: Codegen, ins: Instruction) -> None:
     values = [_as_bits(g, value, ins.type) for value in operands[1:]]
     flush = ins.type == "f32" and a.space == "global" and "noftz" not in ins.parts
     name = _helper(g, op, ins.type, flush)
+    places, mask = g.address_vector(target, a.space), g.mask
+    if g.checks is Checks.SANITIZER:
+        g.watch(a, places, sanitizer.ATOMIC)
     site, slot = g.site(a)
     v = f"<32 x {a.element}>"
     old = g.emit(
-        f"call {v} @{name}(ptr %ctx, <32 x i64> {g.address_vector(target, a.space)}, {v} {values[0]}, "
+        f"call {v} @{name}(ptr %ctx, <32 x i64> {places}, {v} {values[0]}, "
         f"{v} {values[1] if len(values) > 1 else 'zeroinitializer'}, i32 {g.bits_of(g.mask_or_full())}, "
         f"i32 {site}, i32 {slot}, i32 {layout.SPACES[a.space]})"
     )
+    g.mask = mask
     if has_result and not (isinstance(ins.operands[0], Sym) and ins.operands[0].name == "_"):
         g.write(ins.operands[0], old, f"b{TYPE_BITS[ins.type]}", vector=True)
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cudaops.emulator import sanitizer
 from cudaops.emulator.isa.integer import BITS, INTS
 from cudaops.emulator.isa.table import rule
 from cudaops.emulator.lanes import Lanes
+from cudaops.emulator.options import Checks
 from cudaops.emulator.ptx import TYPE_BITS, Instruction, Mem, Operand, Sym, Vec
 
 if TYPE_CHECKING:
@@ -66,6 +68,9 @@ def ld(g: Codegen, ins: Instruction) -> None:
         _load_parameter(g, ins, source)
         return
     a = access(g, ins, ins.operands[0])
+    if g.checks is Checks.SANITIZER:
+        _watched_load(g, a, source)
+        return
     if a.address.uniform:
         values = _load_uniform(g, a, source)
     elif not a.address.varying:
@@ -81,6 +86,13 @@ def st(g: Codegen, ins: Instruction) -> None:
     target = ins.operands[0]
     assert isinstance(target, Mem)
     a = access(g, ins, ins.operands[1])
+    if g.checks is Checks.SANITIZER:
+        places = g.address_vector(target, a.space)
+        mask = g.mask
+        g.watch(a, places, sanitizer.WRITE)
+        _store_varying(g, a, places, [_bits(g, a, g.read(item, a.type, vector=True), True) for item in a.items])
+        g.mask = mask
+        return
     if a.address.uniform:
         _store_uniform(g, a, target)
     elif not a.address.varying:
@@ -88,6 +100,21 @@ def st(g: Codegen, ins: Instruction) -> None:
     else:
         values = [_bits(g, a, g.read(item, a.type, vector=True), True) for item in a.items]
         _store_varying(g, a, g.address_vector(target, a.space), values)
+
+
+def _watched_load(g: Codegen, a: Access, source: Mem) -> None:
+    places, mask = g.address_vector(source, a.space), g.mask
+    g.watch(a, places, sanitizer.READ)
+    values = _load_varying(g, a, places)
+    uniform = a.address.uniform
+    if uniform:  # all lanes read the same: take what the first one that may read got
+        name = g.declare("llvm.cttz.i32", "i32", "i32, i1")
+        lane = g.emit(f"call i32 @{name}(i32 {g.bits_of(g.mask_or_full())}, i1 false)")
+        lane = g.binary("and", "i32", lane, "31")
+        values = [g.emit(f"extractelement {g.llvm(a.type, True)} {value}, i32 {lane}") for value in values]
+    g.mask = mask
+    for item, value in zip(a.items, values, strict=True):
+        g.write(item, value, a.type, vector=not uniform)
 
 
 def _load_parameter(g: Codegen, ins: Instruction, source: Mem) -> None:

@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from cudaops.emulator import sanitizer
 from cudaops.emulator.isa.half import narrow, pack, split, widen
 from cudaops.emulator.isa.memory import Access
 from cudaops.emulator.isa.table import rule
 from cudaops.emulator.lanes import LANE, VARYING
+from cudaops.emulator.options import Checks
 from cudaops.emulator.ptx import Imm, Instruction, Mem, Operand, Vec
 
 if TYPE_CHECKING:
@@ -184,6 +186,23 @@ def _places(j: int, trans: bool) -> list[tuple[list[int], list[int]]]:
     return [([8 * j + lane % 4 * 2 + h for lane in LANE], [lane // 4 * 2 for lane in LANE]) for h in (0, 1)]
 
 
+def _read(g: Codegen, a: Access, places: str) -> str:
+    mask = g.mask
+    if g.checks is Checks.SANITIZER:
+        g.watch(a, places, sanitizer.READ)
+    value = g.out_of_line_load(a, places)
+    g.mask = mask
+    return value
+
+
+def _write_at(g: Codegen, a: Access, places: str, value: str) -> None:
+    mask = g.mask
+    if g.checks is Checks.SANITIZER:
+        g.watch(a, places, sanitizer.WRITE)
+    g.out_of_line_store(a, places, value)
+    g.mask = mask
+
+
 MATRIX = "sync aligned m8n8 x1 x2 x4 trans shared shared::cta"
 
 
@@ -195,7 +214,7 @@ def ldmatrix(g: Codegen, ins: Instruction) -> None:
     addresses = g.address_vector(source, "shared")
     for j, register in enumerate(_items(ins.operands[0])):
         a = Access(ins, "shared", "b16" if trans else "b32", (register,), VARYING)
-        values = [g.out_of_line_load(a, _spread(g, addresses, *place)) for place in _places(j, trans)]
+        values = [_read(g, a, _spread(g, addresses, *place)) for place in _places(j, trans)]
         g.write(register, pack(g, values[0], values[1]) if trans else values[0], "b32", vector=True)
 
 
@@ -210,7 +229,7 @@ def stmatrix(g: Codegen, ins: Instruction) -> None:
         values = split(g, word) if trans else (word,)
         a = Access(ins, "shared", "b16" if trans else "b32", (register,), VARYING)
         for value, place in zip(values, _places(j, trans), strict=True):
-            g.out_of_line_store(a, _spread(g, addresses, *place), value)
+            _write_at(g, a, _spread(g, addresses, *place), value)
 
 
 @rule("movmatrix", "b16", "sync aligned m8n8 trans")
@@ -252,7 +271,7 @@ def cp_async(g: Codegen, ins: Instruction) -> None:
             some = g.emit(f"icmp ugt <32 x i32> {count}, {g.splat32(4 * n)}")
             g.mask = some if mask is None else g.binary("and", "<32 x i1>", mask, some)
         read = Access(ins, "global", "b32", (source,), VARYING)
-        value = g.out_of_line_load(read, g.binary("add", "<32 x i64>", origin, step))
+        value = _read(g, read, g.binary("add", "<32 x i64>", origin, step))
         if count is not None:  # the bytes of this word that are inside src-size
             left = g.binary("sub", "<32 x i32>", count, g.splat32(4 * n))
             full = g.emit(f"icmp sge <32 x i32> {left}, {g.splat32(4)}")
@@ -262,4 +281,4 @@ def cp_async(g: Codegen, ins: Instruction) -> None:
             value = g.binary("and", "<32 x i32>", value, keep)
         g.mask = mask
         written = Access(ins, "shared", "b32", (target,), VARYING)
-        g.out_of_line_store(written, g.binary("add", "<32 x i64>", to, step), value)
+        _write_at(g, written, g.binary("add", "<32 x i64>", to, step), value)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cudaops.emulator import layout
 from cudaops.emulator.isa.table import rule
 from cudaops.emulator.lanes import LANE
+from cudaops.emulator.options import Checks
 from cudaops.emulator.ptx import Instruction, Pair
 
 if TYPE_CHECKING:
@@ -95,11 +97,16 @@ def activemask(g: Codegen, ins: Instruction) -> None:
 @rule("bar", "", "warp sync")
 def bar_warp(g: Codegen, ins: Instruction) -> None:
     """The lanes of a warp run in step: bar.warp.sync has nothing to wait for. bar.sync is codegen's own."""
+    if g.checks is Checks.SANITIZER:
+        g.line(f"call void {g.field('tick_warp', 'ptr')}(ptr %ctx)")
 
 
 @rule("membar fence", "", "cta gl sys gpu acq_rel sc cluster acquire release")
 def fence(g: Codegen, ins: Instruction) -> None:
     g.line("fence seq_cst")
+    if g.checks is Checks.SANITIZER and not {"cta"} & set(ins.parts):
+        pointer = g.emit(f"getelementptr i8, ptr %ctx, i64 {layout.WORKER['fenced']}")
+        g.line(f"store i64 1, ptr {pointer}, align 8")
 
 
 @rule("nanosleep", "u32")

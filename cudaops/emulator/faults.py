@@ -1,0 +1,150 @@
+"""What a launch found wrong, in words: where in the source, which thread, and which element of which argument."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cudaops.emulator import layout, sanitizer
+from cudaops.emulator.access import Site
+from cudaops.emulator.lanes import WARP
+from cudaops.emulator.sanitizer import CHECKS, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory that a launch may access: `nbytes` from the host address on, named in messages."""
+
+    address: int
+    nbytes: int
+    name: str
+    initialised: bool = True  # False: the sanitizer reports bytes read before the launch wrote them
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One finding of the sanitizer.
+
+    `check` is 'memcheck', 'racecheck', 'initcheck' or 'synccheck'; `block` and `thread` are (x, y, z); `argument` and
+    `index` name the element touched, where it lies in a buffer of the launch or in shared memory ('shared', by bytes).
+    """
+
+    check: str
+    kernel: str
+    file: str
+    line: int
+    block: tuple[int, int, int]
+    thread: tuple[int, int, int]
+    argument: str | None
+    index: int | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is needed to put a record into words."""
+
+    kernel: str
+    sites: Sequence[Site]
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    extents: Sequence[Buffer]
+    shared: tuple[int, int]  # host address and bytes
+    max_steps: int | None
+
+    def finding(self, record: Record) -> Finding:
+        site = self.sites[record.site]
+        block = self.block_of(record.block)
+        thread = self.thread_of(record.warp * WARP + record.lane)
+        argument, index, place = self.element(site, record.address)
+        head = f"{self.kernel}: {site.file}:{site.line}: "
+        who = f"block {block}, thread {thread} "
+        verb = "writes" if site.opcode.startswith(("st", "red", "atom")) else "reads"
+        match record.kind:
+            case layout.ERROR_BARRIER:
+                text = (
+                    f"block {block}, warp {record.warp}: {site.opcode} in divergent code is not reached by every "
+                    "thread; move it out of the branch"
+                )
+            case layout.ERROR_TRAP:
+                text = f"block {block}, warp {record.warp}: the kernel executed {site.opcode}"
+            case layout.ERROR_STEPS:
+                text = (
+                    f"block {block}: more than {self.max_steps} loop iterations (max_steps); is this loop infinite? "
+                    "If not, raise the limit"
+                )
+            case sanitizer.MISALIGNED:
+                text = f"{who}{verb} {site.bytes} bytes {place}, which is not a multiple of {site.bytes} bytes away"
+            case sanitizer.UNINITIALISED:
+                text = f"{who}reads {site.bytes} bytes {place}, which nothing has written"
+            case sanitizer.RACE_SHARED:
+                text = f"{who}{verb} {place} in a race with {self.other_thread(record)}: no barrier lies between"
+            case sanitizer.RACE_GLOBAL:
+                text = f"{who}{verb} {place} in a race with {self.other_block(record)}: blocks have no order"
+            case _:
+                verb = "writes" if record.kind == layout.ERROR_STORE else "reads"
+                text = f"{who}{verb} {site.bytes} bytes {self.outside(site, record.address)}"
+        check = CHECKS.get(record.kind, "")
+        return Finding(check, self.kernel, site.file, site.line, block, thread, argument, index, head + text)
+
+    def block_of(self, b: int) -> tuple[int, int, int]:
+        gx, gy, _ = self.grid
+        return b % gx, b // gx % gy, b // (gx * gy)
+
+    def thread_of(self, t: int) -> tuple[int, int, int]:
+        x, y, _ = self.block
+        return t % x, t // x % y, t // (x * y)
+
+    def other_line(self, record: Record) -> str:
+        if not 0 <= record.other_site < len(self.sites):
+            return "elsewhere"
+        site = self.sites[record.other_site]
+        return f"{site.opcode} at {site.file}:{site.line}"
+
+    def other_thread(self, record: Record) -> str:
+        if record.other >= 0:
+            return f"thread {self.thread_of(record.other)}, {self.other_line(record)}"
+        if record.other == sanitizer.SEVERAL:
+            return f"several threads, {self.other_line(record)}"
+        return f"several threads of warp {-record.other - 2}, {self.other_line(record)}"
+
+    def other_block(self, record: Record) -> str:
+        if record.other > 0:
+            return f"block {self.block_of(record.other - 1)}, {self.other_line(record)}"
+        return f"several blocks, {self.other_line(record)}"
+
+    def element(self, site: Site, address: int) -> tuple[str | None, int | None, str]:
+        """(argument, index, words) of an address inside something known."""
+        address &= 2**64 - 1
+        size = max(site.bytes, 1)
+        start, length = self.shared
+        if start <= address < start + length:
+            return "shared", address - start, f"shared[{address - start}] (bytes)"
+        for extent in self.extents:
+            if extent.address <= address < extent.address + extent.nbytes:
+                offset = address - extent.address
+                if offset % size:
+                    return extent.name, None, f"byte {offset} of {extent.name}"
+                return extent.name, offset // size, f"{extent.name}[{offset // size}]"
+        return None, None, f"address {address:#x}"
+
+    def outside(self, site: Site, address: int) -> str:
+        address &= 2**64 - 1
+        if site.space == "shared":
+            offset, length = address - self.shared[0], self.shared[1]
+            return f"at shared[{offset}] (bytes), but the block has {length} bytes of shared memory"
+        if site.space == "local":
+            return "outside its local memory"
+        if not self.extents:
+            return f"at address {address:#x}, but the launch has no buffers"
+
+        def distance(extent: Buffer) -> int:
+            return max(extent.address - address, address - (extent.address + extent.nbytes), 0)
+
+        near = min(self.extents, key=distance)
+        if distance(near) > 1 << 32:
+            return f"at address {address:#x}, which is in none of the launch's buffers"
+        offset, size = address - near.address, max(site.bytes, 1)
+        if offset % size:
+            return f"at byte {offset} of {near.name}, which has {near.nbytes} bytes"
+        return f"at {near.name}[{offset // size}], but {near.name} has {near.nbytes // size} elements of {size} bytes"
