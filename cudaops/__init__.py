@@ -4,6 +4,7 @@ Neither CuPy nor LLVM is loaded here: they come with the first kernel.
 """
 
 from cudaops import cache
+from cudaops.emulator import emulation, sanitize
 from cudaops.errors import CompileError, CudaopsError, EmulatorError, LaunchError, SanitizerError, UnsupportedError
 from cudaops.info import info, is_available
 from cudaops.interop import to_cupy, to_torch
@@ -29,12 +30,14 @@ __all__ = [
     "convert",
     "cpu",
     "cuda",
+    "emulation",
     "info",
     "is_available",
     "linear",
     "matmul",
     "report",
     "restore",
+    "sanitize",
     "to_cupy",
     "to_torch",
 ]

@@ -98,7 +98,7 @@ class Ready:
     config: LaunchConfig
     # on the CPU: the emulator's launch and its type for the memory a kernel may touch
     run: Callable[[bytes, Sequence[Buffer], int], None] | None = None
-    buffer: Callable[[int, int, str], Buffer] = _no_buffer
+    buffer: Callable[..., Buffer] = _no_buffer
 
 
 @dataclass(slots=True)
@@ -157,7 +157,8 @@ def launch(plan: Plan, tensors: Sequence[torch.Tensor]) -> None:
             check_tensor(ready.entry, len(addresses), tensor, device)
         addresses.append(address)
         if on_cpu:
-            buffers.append(ready.buffer(address, extent(tensor), name))
+            # The first tensor is the output: what it holds before the launch is nobody's business, the sanitizer says so.
+            buffers.append(ready.buffer(address, extent(tensor), name, len(addresses) > 1))
     go(ready, plan, prepared.pointers.pack(*addresses) + prepared.tail, device, buffers)
 
 

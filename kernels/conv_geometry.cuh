@@ -51,7 +51,7 @@ struct ConvGeometry {
     Index c_n[3];          // C along its columns: (image, y, x), or for the weight gradient (channel, r, s)
     int m;
     int images, channels;  // in B
-    int tiles_m, tiles_n;  // tiles_n of the largest phase
+    int groups, tiles_m, tiles_n;  // tiles_n of the largest phase
     int a_linear;          // A's elements lie side by side along the sum
     int has_bias;
     Axis y, x;

@@ -14,11 +14,12 @@
 //           INDEX = int where every offset fits 31 bits, else long long;
 //           FILL_ALONG_K 1: a warp's lanes gather B along k, not along n; TAP_OUTER 1: k runs (r, s, channel);
 //           WIDE_FILTER 1: more than 15 filter rows or columns; ACTIVATION (epilogue.cuh)
-// Launch:   grid (tiles_m * tiles_n * groups, splits), block 32 * (BM / TM) * (BN / (32 * TN))
-// Shared:   dynamic: A's tile, B's tile, the table of taps, the table of columns (conv.py, smem_bytes)
+// Launch:   grid (tiles_m * tiles_n * groups * phases, splits), block 32 * (BM / TM) * (BN / (32 * TN));
+//           phases: of a strided input gradient, stride_y * stride_x, else 1
+// Shared:   dynamic: A's tile, B's tile, the table of columns, the table of taps (conv_plan.py, _smem_bytes)
 // Needs:    c does not overlap a or b. With splits > 1, c is a workspace [splits][...], summed by conv_split_sum
 // Sum:      one accumulator an output, over k ascending within a split: repeatable
-// Host:     cudaops/ops/conv.py, plan_conv2d, plan_conv2d_input, plan_conv2d_weight
+// Host:     cudaops/ops/conv_plan.py
 //
 // A warp spans a row of the tile, so its B loads and C stores run along the image and its A operand is a broadcast.
 #include "arithmetic.cuh"
@@ -40,9 +41,8 @@ static_assert(BK % KU == 0 && KU % W == 0, "the unrolled part must hold whole pa
 static_assert(FILL_ALONG_K ? BN % A_ROWS_APART == 0 : BK % WARPS == 0, "threads must tile B's rows");
 static_assert(MODE != WEIGHT_GRAD || FILL_ALONG_K, "the weight gradient's sum runs along the image");
 
-constexpr bool SUM_OVER_TAPS = MODE != WEIGHT_GRAD;
-constexpr bool TAP_TABLE = SUM_OVER_TAPS && !WIDE_FILTER;
-constexpr int B_COLUMNS = BN / 32, B_ROWS = BK / WARPS;                      // of a lane, filling along n
+constexpr bool TAP_TABLE = MODE != WEIGHT_GRAD && !WIDE_FILTER;
+constexpr int B_COLUMNS = BN / 32, B_ROWS = BK / WARPS;  // of a lane, filling along n
 constexpr int B_FILLS = FILL_ALONG_K ? BN / A_ROWS_APART : B_ROWS * B_COLUMNS;
 
 #if MODE == WEIGHT_GRAD
@@ -63,9 +63,8 @@ struct Shared {
     ColumnKey* column_key;
 };
 
-__device__ __forceinline__ Shared carve(const ConvGeometry& g) {
+__device__ __forceinline__ Shared carve(int taps) {
     extern __shared__ __align__(16) unsigned char memory[];
-    const int taps = TAP_TABLE ? g.taps : 0;
     Shared shared;
     shared.a = reinterpret_cast<T*>(memory);
     shared.b = shared.a + BM * BK;
@@ -77,7 +76,7 @@ __device__ __forceinline__ Shared carve(const ConvGeometry& g) {
     return shared;
 }
 
-__device__ __forceinline__ bool columns_inside(ColumnKey column, SumKey sum, const ConvGeometry& g) {
+__device__ __forceinline__ bool counts(ColumnKey column, SumKey sum, const ConvGeometry& g) {
 #if MODE == WEIGHT_GRAD
     return inside(sum, column, g);
 #else
@@ -91,20 +90,20 @@ struct Step {
     SumKey key;
 };
 
-__device__ __forceinline__ Step step_at(Index k, const ConvGeometry& g, const Shared& shared) {
-    const Index inner = min(k, g.k - 1);
+__device__ __forceinline__ Step step_at(Index k, const Problem& p, const ConvGeometry& g, const Shared& shared) {
+    const Index inner = min(k, p.k - 1);
     Step step;
 #if MODE == WEIGHT_GRAD
     Index image;
     int y, x;
-    split_pixel(inner, g, image, y, x);
-    const Pixel pixel = pixel_at(inner, g);
+    split_pixel(inner, p, image, y, x);
+    const Pixel pixel = pixel_at(inner, p, g);
     step.a_offset = image * g.a_k[0] + y * g.a_k[1] + x * g.a_k[2];
     step.b_offset = pixel.offset;
-    step.key = k < g.k ? pixel.key : no_pixel();
+    step.key = k < p.k ? pixel.key : no_pixel();
 #else
-    const int whole = static_cast<int>(divide(inner, g.by_taps));
-    const int rest = static_cast<int>(inner - static_cast<Index>(whole) * g.by_taps.divisor);
+    const int whole = static_cast<int>(divide(inner, p.by_taps));
+    const int rest = static_cast<int>(inner - static_cast<Index>(whole) * p.by_taps.divisor);
     const int channel = TAP_OUTER ? rest : whole, t = TAP_OUTER ? whole : rest;
     Tap tap;
     if constexpr (TAP_TABLE) {
@@ -112,11 +111,11 @@ __device__ __forceinline__ Step step_at(Index k, const ConvGeometry& g, const Sh
         tap.a_offset = shared.tap_a[t];
         tap.key = shared.tap_key[t];
     } else {
-        tap = tap_at(t, g);
+        tap = tap_at(t, p, g);
     }
     step.a_offset = channel * g.a_k[0] + tap.a_offset;
     step.b_offset = channel * g.b_channel + tap.b_offset;
-    step.key = k < g.k ? tap.key : no_tap();
+    step.key = k < p.k ? tap.key : no_tap();
 #endif
     return step;
 }
@@ -126,20 +125,39 @@ struct Column {
     ColumnKey key;
 };
 
-__device__ __forceinline__ Column column_at(Index n, const ConvGeometry& g) {
-    const Index inner = min(n, g.n - 1);
+__device__ __forceinline__ Column column_at(Index n, const Problem& p, const ConvGeometry& g) {
+    const Index inner = min(n, p.n - 1);
     Column column;
 #if MODE == WEIGHT_GRAD
-    const int channel = static_cast<int>(inner / g.taps);
-    const Tap tap = tap_at(static_cast<int>(inner - static_cast<Index>(channel) * g.taps), g);
+    const int taps = p.y.taps * p.x.taps;
+    const int channel = static_cast<int>(inner / taps);
+    const Tap tap = tap_at(static_cast<int>(inner - static_cast<Index>(channel) * taps), p, g);
     column.offset = channel * g.b_channel + tap.b_offset;
-    column.key = n < g.n ? tap.key : no_tap();
+    column.key = n < p.n ? tap.key : no_tap();
 #else
-    const Pixel pixel = pixel_at(inner, g);
+    const Pixel pixel = pixel_at(inner, p, g);
     column.offset = pixel.offset;
-    column.key = n < g.n ? pixel.key : no_pixel();
+    column.key = n < p.n ? pixel.key : no_pixel();
 #endif
     return column;
+}
+
+// Where column n of C lies.
+__device__ __forceinline__ Index c_offset_at(Index n, const Problem& p, const ConvGeometry& g) {
+    const Index inner = min(n, p.n - 1);
+#if MODE == WEIGHT_GRAD
+    const int taps = p.y.taps * p.x.taps;
+    const Index outer = inner / taps;
+    const int t = static_cast<int>(inner - outer * taps);
+    const int y = t / p.x.taps, x = t - y * p.x.taps;
+#else
+    Index outer;
+    int y, x;
+    split_pixel(inner, p, outer, y, x);
+    y = p.y.first_pixel + y * p.y.pixel_apart;
+    x = p.x.first_pixel + x * p.x.pixel_apart;
+#endif
+    return outer * g.c_n[0] + y * g.c_n[1] + x * g.c_n[2];
 }
 
 // A load never leaves the group's elements, so it needs no branch; what it gives counts only where the key says so.
@@ -147,11 +165,12 @@ __device__ __forceinline__ T gather(const T* b, Index offset, const ConvGeometry
     return b[min(max(offset, static_cast<Index>(0)), g.b_last)];
 }
 
-// A's part of the tile. `a_offset`: where A lies for this lane's step of the sum; asked for only where it is needed.
+// A's part of the tile. `a_offset()`: where A lies for this lane's step of the sum; asked for only where it is needed.
 template <typename Offset>
-__device__ __forceinline__ void load_a(T (&r)[A_FILLS], const T* a, Index k0, int m0, Offset a_offset, const ConvGeometry& g) {
+__device__ __forceinline__ void load_a(
+    T (&r)[A_FILLS], const T* a, Index k0, Index k_size, int m0, Offset a_offset, const ConvGeometry& g) {
     const int k = threadIdx.x % BK, row0 = m0 + threadIdx.x / BK;
-    if (g.a_linear && k0 + BK <= g.k) {
+    if (g.a_linear && k0 + BK <= k_size) {
         const T* column = a + k0 + k;
 #pragma unroll
         for (int i = 0; i < A_FILLS; ++i) r[i] = column[min(row0 + i * A_ROWS_APART, g.m - 1) * g.a_row];
@@ -160,7 +179,7 @@ __device__ __forceinline__ void load_a(T (&r)[A_FILLS], const T* a, Index k0, in
 #pragma unroll
         for (int i = 0; i < A_FILLS; ++i) {
             const T value = column[min(row0 + i * A_ROWS_APART, g.m - 1) * g.a_row];
-            r[i] = k0 + k < g.k ? value : T(0);
+            r[i] = k0 + k < k_size ? value : T(0);
         }
     }
 }
@@ -172,42 +191,45 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_implicit_gemm(
     const ELEMENT* __restrict__ bias, const ConvGeometry g) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_m = warp / WARPS_N, warp_n = warp % WARPS_N;
-    const int tile = blockIdx.x / g.tiles_m, m0 = (blockIdx.x - tile * g.tiles_m) * BM;
-    const int group = tile / g.tiles_n;
-    const Index n0 = static_cast<Index>(tile - group * g.tiles_n) * BN;
+    int block = blockIdx.x / g.tiles_m;
+    const int m0 = (blockIdx.x - block * g.tiles_m) * BM;
+    const Index n0 = static_cast<Index>(block % g.tiles_n) * BN;
+    block /= g.tiles_n;
+    const int phase = block / g.groups, group = block - phase * g.groups;
+    const Problem p = problem_of(phase, g);
+    if (n0 >= p.n) return;
+
     const T* a = reinterpret_cast<const T*>(a_in) + group * g.a_group;
     const T* b = reinterpret_cast<const T*>(b_in) + group * g.b_group;
-    const Shared shared = carve(g);
-
-    if constexpr (TAP_TABLE) {
-        for (int t = threadIdx.x; t < g.taps; t += THREADS) {
-            const Tap tap = tap_at(t, g);
-            shared.tap_b[t] = tap.b_offset;
-            shared.tap_a[t] = tap.a_offset;
-            shared.tap_key[t] = tap.key;
-        }
+    const int taps = TAP_TABLE ? p.y.taps * p.x.taps : 0;
+    const Shared shared = carve(taps);
+    for (int t = threadIdx.x; t < taps; t += THREADS) {
+        const Tap tap = tap_at(t, p, g);
+        shared.tap_b[t] = tap.b_offset;
+        shared.tap_a[t] = tap.a_offset;
+        shared.tap_key[t] = tap.key;
     }
 #if FILL_ALONG_K
     for (int n = threadIdx.x; n < BN; n += THREADS) {
-        const Column column = column_at(n0 + n, g);
+        const Column column = column_at(n0 + n, p, g);
         shared.column_offset[n] = column.offset;
         shared.column_key[n] = column.key;
     }
 #else
     Column columns[B_COLUMNS];
 #pragma unroll
-    for (int j = 0; j < B_COLUMNS; ++j) columns[j] = column_at(n0 + j * 32 + lane, g);
+    for (int j = 0; j < B_COLUMNS; ++j) columns[j] = column_at(n0 + j * 32 + lane, p, g);
     // Within an image, and where pixels are linear, a row of the tile is a stretch of memory from here.
-    const Index tile_offset = pixel_at(n0, g).offset;
-    const bool straight =
-        g.pixels_linear && divide(n0, g.by_image) == divide(min(n0 + BN, g.n) - 1, g.by_image);
+    const Index tile_offset = pixel_at(n0, p, g).offset;
+    const bool straight = p.pixels_linear && divide(n0, p.by_image) == divide(min(n0 + BN, p.n) - 1, p.by_image);
 #endif
     __syncthreads();
 
     T acc[TM][TN] = {};
     T a_next[A_FILLS], b_next[B_FILLS];
-    const Index k_first = blockIdx.y * g.k_per_split;
-    const Index k_end = min(k_first + g.k_per_split, g.k);
+    const int splits = gridDim.y;
+    const Index k_per_split = ((p.k + BK - 1) / BK + splits - 1) / splits * BK;
+    const Index k_first = blockIdx.y * k_per_split, k_end = min(k_first + k_per_split, p.k);
 
     // The first turn only loads, so that loading and multiplying are written, and compiled, once.
 #pragma unroll 1
@@ -215,19 +237,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_implicit_gemm(
         const Index next = k0 + BK;
         if (next < k_end) {
 #if FILL_ALONG_K
-            const Step step = step_at(next + threadIdx.x % BK, g, shared);
-            load_a(a_next, a, next, m0, [&] { return step.a_offset; }, g);
+            const Step step = step_at(next + threadIdx.x % BK, p, g, shared);
+            load_a(a_next, a, next, p.k, m0, [&] { return step.a_offset; }, g);
 #pragma unroll
             for (int i = 0; i < B_FILLS; ++i) {
                 const int n = threadIdx.x / BK + i * A_ROWS_APART;
                 const T value = gather(b, step.b_offset + shared.column_offset[n], g);
-                b_next[i] = columns_inside(shared.column_key[n], step.key, g) ? value : T(0);
+                b_next[i] = counts(shared.column_key[n], step.key, g) ? value : T(0);
             }
 #else
-            load_a(a_next, a, next, m0, [&] { return step_at(next + threadIdx.x % BK, g, shared).a_offset; }, g);
+            load_a(a_next, a, next, p.k, m0, [&] { return step_at(next + threadIdx.x % BK, p, g, shared).a_offset; }, g);
 #pragma unroll
             for (int i = 0; i < B_ROWS; ++i) {
-                const Step step = step_at(next + warp + i * WARPS, g, shared);
+                const Step step = step_at(next + warp + i * WARPS, p, g, shared);
                 T value[B_COLUMNS];
                 const Index start = step.b_offset + tile_offset;
                 if (straight && start >= 0 && start + (BN - 1) <= g.b_last) {
@@ -240,7 +262,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_implicit_gemm(
                 }
 #pragma unroll
                 for (int j = 0; j < B_COLUMNS; ++j)
-                    b_next[i * B_COLUMNS + j] = columns_inside(columns[j].key, step.key, g) ? value[j] : T(0);
+                    b_next[i * B_COLUMNS + j] = counts(columns[j].key, step.key, g) ? value[j] : T(0);
             }
 #endif
         }
@@ -296,18 +318,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) conv_implicit_gemm(
 #pragma unroll
     for (int j = 0; j < TN; ++j) {
         const Index n = n0 + (warp_n * TN + j) * 32 + lane;
-        stored[j] = n < g.n;
-        const Index inner = min(n, g.n - 1);
-#if MODE == WEIGHT_GRAD
-        const Index outer = inner / g.taps;
-        const int t = static_cast<int>(inner - outer * g.taps);
-        const int y = t / g.filter_w, x = t - y * g.filter_w;
-#else
-        Index outer;
-        int y, x;
-        split_pixel(inner, g, outer, y, x);
-#endif
-        c_column[j] = c + (outer * g.c_n[0] + y * g.c_n[1] + x * g.c_n[2]);
+        stored[j] = n < p.n;
+        c_column[j] = c + c_offset_at(n, p, g);
     }
 #pragma unroll
     for (int i = 0; i < TM; ++i) {

@@ -12,18 +12,8 @@ from torch.nn import functional
 
 from cudaops.launch import arch_of, launch, spec_of
 from cudaops.ops import library
-from cudaops.ops.conv_plan import (
-    CONV_CONFIGS,
-    ConvPlan,
-    check_grad,
-    dense_strides,
-    is_dense,
-    output_shape,
-    plan_conv2d,
-    plan_conv2d_input,
-    plan_conv2d_weight,
-    suggests_channels_last,
-)
+from cudaops.ops.conv_plan import CONV_CONFIGS, ConvPlan, plan_conv2d, plan_conv2d_input, plan_conv2d_weight
+from cudaops.ops.conv_shapes import check_grad, dense_strides, is_dense, output_shape, suggests_channels_last
 from cudaops.plan import TensorSpec
 
 __all__ = ["CONV_CONFIGS", "conv2d", "plan_conv2d", "plan_conv2d_input", "plan_conv2d_weight"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from cudaops.errors import LaunchError
+from cudaops.ops.conv_shapes import check_grad, dense_strides, is_dense, output_shape, suggests_channels_last
 from cudaops.plan import DTYPES, KernelSource, LaunchConfig, Plan, TensorSpec
 
 Pair = tuple[int, int]
@@ -83,22 +86,6 @@ _SMS = {
 
 
 @dataclass(frozen=True, slots=True)
-class ConvProblem:
-    """A convolution's sizes. `padding` is (top, left, bottom, right); every other pair is (height, width)."""
-
-    batch: int
-    channels: int
-    image: Pair
-    filters: int
-    taps: Pair
-    output: Pair
-    stride: Pair
-    padding: Padding
-    dilation: Pair
-    groups: int
-
-
-@dataclass(frozen=True, slots=True)
 class ConvPlan:
     """The launches that make `output`, in order.
 
@@ -111,114 +98,6 @@ class ConvPlan:
     output: TensorSpec
     launches: tuple[Plan, ...]
     workspace: int = 0
-
-
-# ---- shapes and memory formats: sizes may be symbolic ----
-
-
-def output_shape(
-    op: str,
-    input: Sequence[int],
-    weight: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> tuple[int, int, int, int]:
-    """The shape of a convolution's output, all sizes checked. `padding` is (top, left, bottom, right).
-
-    Raises:
-        RuntimeError: what does not fit, in torch's words.
-    """
-    if len(weight) != 4:
-        raise RuntimeError(
-            f"{op}: expected a 4D weight (out_channels, in_channels / groups, height, width), "
-            f"but got one of size {list(weight)}"
-        )
-    if len(input) != 4:
-        raise RuntimeError(
-            f"{op}: expected a 4D input (batch, channels, height, width), but got one of size {list(input)}"
-        )
-    for what, values, least in (
-        ("stride", stride, 1),
-        ("padding", padding, 0),
-        ("dilation", dilation, 1),
-        ("groups", (groups,), 1),
-    ):
-        if any(value < least for value in values):
-            raise RuntimeError(
-                f"{'negative' if least == 0 else 'non-positive'} {what} is not supported: got {list(values)}, "
-                f"at least {least} is needed"
-            )
-    batch, channels, *image = input
-    filters, channels_each, *taps = weight
-    given = f"Given groups={groups}"
-    if filters < groups:
-        raise RuntimeError(
-            f"{given}, expected weight to be at least {groups} at dimension 0, but got weight of size {list(weight)} "
-            "instead"
-        )
-    if filters % groups:
-        raise RuntimeError(
-            f"{given}, expected weight to be divisible by {groups} at dimension 0, "
-            f"but got weight of size {list(weight)} instead"
-        )
-    if channels != channels_each * groups:
-        raise RuntimeError(
-            f"{given}, weight of size {list(weight)}, expected input{list(input)} to have {channels_each * groups} "
-            f"channels, but got {channels} channels instead"
-        )
-    if any(size < 1 for size in taps):
-        raise RuntimeError(f"{op}: the kernel size must be at least (1 x 1), but got weight of size {list(weight)}")
-    top, left, bottom, right = padding
-    padded = (image[0] + top + bottom, image[1] + left + right)
-    window = (dilation[0] * (taps[0] - 1) + 1, dilation[1] * (taps[1] - 1) + 1)
-    if padded[0] < window[0] or padded[1] < window[1]:
-        raise RuntimeError(
-            f"Calculated padded input size per channel: ({padded[0]} x {padded[1]}). "
-            f"Kernel size: ({window[0]} x {window[1]}). Kernel size can't be greater than actual input size"
-        )
-    # torch gives an input without channels an output without channels, whatever the weight says
-    return (
-        batch,
-        filters if channels else 0,
-        (padded[0] - window[0]) // stride[0] + 1,
-        (padded[1] - window[1]) // stride[1] + 1,
-    )
-
-
-def dense_strides(shape: Sequence[int], channels_last: bool) -> tuple[int, ...]:
-    """The strides torch gives a new (N, C, H, W) tensor in one of its two memory formats."""
-    strides = [0] * len(shape)
-    step = 1
-    for axis in (1, 3, 2, 0) if channels_last else (3, 2, 1, 0):
-        strides[axis] = step
-        step *= max(1, shape[axis])
-    return tuple(strides)
-
-
-def suggests_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """What torch's `suggest_memory_format` reads from the strides of a 4-d tensor; in doubt, NCHW."""
-    least = 0
-    if strides[1] == 0:
-        return False
-    for axis in (1, 3, 2, 0):
-        if shape[axis] == 0 or strides[axis] < least or (axis == 0 and least == strides[1]):
-            return False
-        least = strides[axis] * max(1, shape[axis])
-    return True
-
-
-def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """The elements fill one stretch of memory, in any order of axes, each once."""
-    if 0 in shape:
-        return True
-    step = 1
-    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1):
-        if stride != step:
-            return False
-        step *= size
-    return True
 
 
 # ---- the three plans ----
@@ -241,9 +120,10 @@ def plan_conv2d(
     Channels last if either operand is, as torch's convolutions have it.
     """
     shape = output_shape("conv2d", input.shape, weight.shape, stride, padding, dilation, groups)
-    problem = _problem(input.shape, weight.shape, shape, stride, padding, dilation, groups)
-    output = _dense(shape, input.dtype, channels_last(input, weight))
-    return _plan(FORWARD, "conv2d", problem, weight, input, output, bias, activation, arch)
+    output = _result(shape, input, weight)
+    axes = _axes(input.shape, weight.shape, shape, stride, padding, dilation)
+    operands = _Operands(weight, input, output)
+    return _plan("conv2d", FORWARD, operands, axes, groups, bias, activation, arch)
 
 
 @lru_cache(maxsize=4096)
@@ -260,9 +140,9 @@ def plan_conv2d_input(
     """Plan the gradient with respect to an input of `input_shape`; channels last if either operand is."""
     shape = output_shape("conv2d_input", input_shape, weight.shape, stride, padding, dilation, groups)
     check_grad("conv2d_input", grad.shape, shape)
-    problem = _problem(input_shape, weight.shape, shape, stride, padding, dilation, groups)
-    output = _dense(input_shape, grad.dtype, channels_last(grad, weight))
-    return _plan(INPUT_GRAD, "conv2d_input", problem, weight, grad, output, False, "", arch)
+    axes = _axes(shape, weight.shape, input_shape, stride, padding, dilation)
+    operands = _Operands(weight, grad, _result(input_shape, grad, weight))
+    return _plan("conv2d_input", INPUT_GRAD, operands, axes, groups, False, "", arch)
 
 
 @lru_cache(maxsize=4096)
@@ -284,115 +164,127 @@ def plan_conv2d_weight(
             f"conv2d_weight: a weight of size {list(weight.shape)} with strides {list(weight.strides)} is not dense; "
             "ask for the strides of torch.empty_like(weight)"
         )
-    problem = _problem(input.shape, weight.shape, shape, stride, padding, dilation, groups)
-    return _plan(WEIGHT_GRAD, "conv2d_weight", problem, grad, input, weight, False, "", arch)
+    axes = _axes(input.shape, weight.shape, shape, stride, padding, dilation)
+    return _plan("conv2d_weight", WEIGHT_GRAD, _Operands(grad, input, weight), axes, groups, False, "", arch)
 
 
-def channels_last(*operands: TensorSpec) -> bool:
-    """The format of a result: channels last if any operand is, as torch's convolutions have it."""
-    return any(suggests_channels_last(operand.shape, operand.strides) for operand in operands)
-
-
-def check_grad(op: str, grad: Sequence[int], output: Sequence[int]) -> None:
-    """Refuse a gradient that is not of the output's shape.
-
-    Raises:
-        RuntimeError: it is not.
-    """
-    if list(grad) != list(output):
-        raise RuntimeError(f"{op}: expected grad of size {list(output)}, the size of the output, but got {list(grad)}")
-
-
-def _problem(
-    image: Sequence[int],
-    weight: Sequence[int],
-    output: Sequence[int],
-    stride: Pair,
-    padding: Padding,
-    dilation: Pair,
-    groups: int,
-) -> ConvProblem:
-    batch, channels, height, width = image
-    filters, _, r, s = weight
-    return ConvProblem(
-        batch, channels, (height, width), filters, (r, s), (output[2], output[3]), stride, padding, dilation, groups
-    )
-
-
-def _dense(shape: tuple[int, ...], dtype: str, channels_last: bool) -> TensorSpec:
-    return TensorSpec(shape, dense_strides(shape, channels_last), dtype, 16)
+def _result(shape: tuple[int, ...], *operands: TensorSpec) -> TensorSpec:
+    last = any(suggests_channels_last(operand.shape, operand.strides) for operand in operands)
+    return TensorSpec(shape, dense_strides(shape, last), operands[0].dtype, 16)
 
 
 # ---- geometry ----
 
 
+class _Operands(NamedTuple):
+    """C = A B, by the names of conv_implicit_gemm's table."""
+
+    a: TensorSpec
+    b: TensorSpec
+    c: TensorSpec
+
+
+class _Axis(NamedTuple):
+    """Height or width: conv_geometry.cuh's Axis, in its order, but for the last."""
+
+    pixels: int
+    source: int
+    taps: int
+    stride: int
+    pad: int
+    dilation: int
+
+    @property
+    def tap_apart(self) -> int:
+        return self.stride // math.gcd(self.stride, self.dilation)
+
+
+def _axes(
+    source: Sequence[int],
+    weight: Sequence[int],
+    pixels: Sequence[int],
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair,
+) -> tuple[_Axis, _Axis]:
+    """Height and width: B is taken from `source`, and it is the pixels of `pixels` that are counted."""
+    y, x = (_Axis(pixels[n], source[n], weight[n], stride[n - 2], padding[n - 2], dilation[n - 2]) for n in (2, 3))
+    return y, x
+
+
 @dataclass(frozen=True, slots=True)
 class _Geometry:
-    """What conv_geometry.cuh's ConvGeometry holds, in its order; sums and tiles are filled in last."""
+    """The sizes and strides of the matrix product in one group; of its largest phase, where there are phases."""
 
+    m: int
     n: int
     k: int
+    images: int
+    channels: int
+    phases: int
     a_group: int
     b_group: int
     c_group: int
     a_row: int
     a_k: tuple[int, int, int]
     b: tuple[int, int, int, int]  # channel, image, y, x
+    b_last: int
     c_row: int
     c_n: tuple[int, int, int]
-    m: int
-    taps: Pair
-    source: Pair  # height and width of the image B is taken from
-    pixels: Pair  # of the one whose pixels are counted
-    channels: int  # summed over, in a group
-    images: int
-    k_per_split: int = 0
-    split_stride: int = 0
-    tiles_m: int = 0
-    tiles_n: int = 0
-    a_linear: bool = False
-    has_bias: bool = False
 
-    @property
-    def b_last(self) -> int:
-        """The offset of the last element of B in a group."""
-        channel, image, y, x = self.b
-        high, wide = self.source
-        return (self.images - 1) * image + (self.channels - 1) * channel + (high - 1) * y + (wide - 1) * x
 
-    @property
-    def pixels_linear(self) -> bool:
-        """At stride 1, windows of neighbouring pixels start at neighbouring elements of B."""
-        return self.source == self.pixels and self.b[3] == 1 and self.b[2] == self.source[1]
+def _geometry(mode: str, operands: _Operands, axes: tuple[_Axis, _Axis], groups: int) -> _Geometry:
+    (a0, a1, a2, a3), (b0, b1, b2, b3), (c0, c1, c2, c3) = (operand.strides for operand in operands)
+    images, channels, high, wide = operands.b.shape
+    channels //= groups
+    phased = mode == INPUT_GRAD
+    pixels = images * math.prod(-(-axis.pixels // axis.stride) if phased else axis.pixels for axis in axes)
+    taps = channels * math.prod(-(-axis.taps // axis.tap_apart) if phased else axis.taps for axis in axes)
+    # A's rows are filters: weights', or the channels of a gradient; the input gradient's are the weights' own channels.
+    m = operands.a.shape[1 if mode == INPUT_GRAD else 0] if mode != WEIGHT_GRAD else operands.a.shape[1] // groups
+    m //= groups if mode == FORWARD else 1
+    by_pixel, by_weight = (c0, c2, c3), (c1, c2, c3)
+    return _Geometry(
+        m=m,
+        n=taps if mode == WEIGHT_GRAD else pixels,
+        k=pixels if mode == WEIGHT_GRAD else taps,
+        images=images,
+        channels=channels,
+        phases=axes[0].stride * axes[1].stride if phased else 1,
+        a_group={FORWARD: m * a0, INPUT_GRAD: channels * a0, WEIGHT_GRAD: m * a1}[mode],
+        b_group=channels * b1,
+        c_group=m * (c0 if mode == WEIGHT_GRAD else c1),
+        a_row=a0 if mode == FORWARD else a1,
+        a_k=(a1 if mode == FORWARD else a0, a2, a3),
+        b=(b1, b0, b2, b3),
+        b_last=(images - 1) * b0 + (channels - 1) * b1 + (high - 1) * b2 + (wide - 1) * b3,
+        c_row=c0 if mode == WEIGHT_GRAD else c1,
+        c_n=by_weight if mode == WEIGHT_GRAD else by_pixel,
+    )
 
-    def pack(self, problem: ConvProblem, by_taps: int, wide_index: bool) -> bytes:
-        """The struct's bytes, padding at its end included."""
-        index = (
-            *(
-                self.n,
-                self.k,
-                self.k_per_split,
-                self.split_stride,
-                self.a_group,
-                self.b_group,
-                self.c_group,
-                self.a_row,
-            ),
-            *(*self.a_k, *self.b, self.b_last, self.c_row, *self.c_n),
-        )
-        top, left, _, _ = problem.padding
-        taps = self.taps[0] * self.taps[1]
-        ints = (
-            *(self.m, self.tiles_m, self.tiles_n, taps, self.taps[1], self.taps[0], *self.source),
-            *(*problem.stride, top, left, *problem.dilation),
-            *(int(self.a_linear), int(problem.stride == (1, 1) and self.pixels_linear), int(self.has_bias)),
-        )
-        high, wide = self.pixels
-        packed = struct.pack(f"<{len(index)}{'q' if wide_index else 'i'}", *index) + struct.pack(
-            f"<{len(ints)}i", *ints
-        )
-        packed += b"".join(fast_division(d) for d in (high * wide, wide, by_taps))
-        return packed + bytes(-len(packed) % (8 if wide_index else 4))
+
+def _pack(
+    g: _Geometry,
+    axes: tuple[_Axis, _Axis],
+    groups: int,
+    tiles: Pair,
+    split_stride: int,
+    flags: Pair,
+    by_taps: int,
+    wide_index: bool,
+) -> bytes:
+    """conv_geometry.cuh's ConvGeometry, padding at its end included. `flags`: a_linear, has_bias."""
+    index = (
+        *(split_stride, g.a_group, g.b_group, g.c_group, g.a_row, *g.a_k),
+        *(*g.b, g.b_last, g.c_row, *g.c_n),
+    )
+    ints = (
+        *(g.m, g.images, g.channels, groups, *tiles, *flags),
+        *(value for axis in axes for value in (*axis, axis.tap_apart)),
+    )
+    packed = struct.pack(f"<{len(index)}{'q' if wide_index else 'i'}{len(ints)}i", *index, *ints)
+    packed += b"".join(map(fast_division, (axes[0].pixels * axes[1].pixels, axes[1].pixels, by_taps)))
+    return packed + bytes(-len(packed) % (8 if wide_index else 4))
 
 
 def fast_division(divisor: int) -> bytes:
@@ -404,197 +296,122 @@ def fast_division(divisor: int) -> bytes:
     return struct.pack("<iII", divisor, ((1 << 32) * ((1 << shift) - divisor)) // divisor + 1, shift)
 
 
-def _geometry(mode: str, p: ConvProblem, a: TensorSpec, b: TensorSpec, c: TensorSpec) -> _Geometry:
-    filters, channels = p.filters // p.groups, p.channels // p.groups
-    taps = p.taps[0] * p.taps[1]
-    (a0, a1, a2, a3), (b0, b1, b2, b3), (c0, c1, c2, c3) = a.strides, b.strides, c.strides
-    output_pixels = p.output[0] * p.output[1]
-    if mode == FORWARD:
-        return _Geometry(
-            m=filters,
-            n=p.batch * output_pixels,
-            k=channels * taps,
-            a_group=filters * a0,
-            b_group=channels * b1,
-            c_group=filters * c1,
-            a_row=a0,
-            a_k=(a1, a2, a3),
-            b=(b1, b0, b2, b3),
-            c_row=c1,
-            c_n=(c0, c2, c3),
-            taps=p.taps,
-            source=p.image,
-            pixels=p.output,
-            channels=channels,
-            images=p.batch,
-        )
-    if mode == INPUT_GRAD:
-        return _Geometry(
-            m=channels,
-            n=p.batch * p.image[0] * p.image[1],
-            k=filters * taps,
-            a_group=filters * a0,
-            b_group=filters * b1,
-            c_group=channels * c1,
-            a_row=a1,
-            a_k=(a0, a2, a3),
-            b=(b1, b0, b2, b3),
-            c_row=c1,
-            c_n=(c0, c2, c3),
-            taps=p.taps,
-            source=p.output,
-            pixels=p.image,
-            channels=filters,
-            images=p.batch,
-        )
-    return _Geometry(
-        m=filters,
-        n=channels * taps,
-        k=p.batch * output_pixels,
-        a_group=filters * a1,
-        b_group=channels * b1,
-        c_group=filters * c0,
-        a_row=a1,
-        a_k=(a0, a2, a3),
-        b=(b1, b0, b2, b3),
-        c_row=c0,
-        c_n=(c1, c2, c3),
-        taps=p.taps,
-        source=p.image,
-        pixels=p.output,
-        channels=channels,
-        images=p.batch,
-    )
-
-
-def _fits_int(g: _Geometry, problem: ConvProblem, specs: tuple[TensorSpec, ...]) -> bool:
+def _fits_int(g: _Geometry, axes: tuple[_Axis, _Axis], operands: _Operands) -> bool:
     """Every offset the kernel forms, those outside the image included, fits a 32-bit int."""
-    _, _, y, x = g.b
-    overhang = [
-        before + after + taps * dilation
-        for before, after, taps, dilation in zip(
-            problem.padding[:2], problem.padding[2:], problem.taps, problem.dilation, strict=True
-        )
-    ]
-    return (
-        max(
-            g.n,
-            g.k,
-            g.b_last + overhang[0] * y + overhang[1] * x,
-            *(sum((size - 1) * step for size, step in zip(s.shape, s.strides, strict=True)) for s in specs),
-        )
-        < _INT_LIMIT
+    beyond = sum(
+        (axis.pad + axis.stride + axis.taps * axis.dilation) * stride
+        for axis, stride in zip(axes, g.b[2:], strict=True)
     )
+    spans = (sum((size - 1) * step for size, step in zip(s.shape, s.strides, strict=True)) for s in operands)
+    return max(g.n, g.k, g.b_last + beyond, *spans) < _INT_LIMIT
 
 
-# ---- the plan ----
-
-
-def _plan(
-    mode: str,
-    op: str,
-    problem: ConvProblem,
-    a: TensorSpec,
-    b: TensorSpec,
-    c: TensorSpec,
-    bias: bool,
-    activation: str,
-    arch: str,
-) -> ConvPlan:
-    if 0 in c.shape or 0 in a.shape or 0 in b.shape:
-        return ConvPlan(c, ())
-    g = _geometry(mode, problem, a, b, c)
-    along_k = mode == WEIGHT_GRAD or (g.b[0] == 1 and g.channels > 1 and g.b[3] != 1)
-    tap_outer = along_k and mode != WEIGHT_GRAD
-    wide_filter = max(problem.taps) > MASKED_TAPS
-    wide_index = not _fits_int(g, problem, (a, b, c))
-    if g.pixels[0] * g.pixels[1] >= 2**31:
-        raise LaunchError(
-            f"{op}: an image of {g.pixels[0]} x {g.pixels[1]} pixels; the limit is 2^31 - 1: cut it into parts"
-        )
-    itemsize, element = DTYPES[c.dtype]
-    config = _choose(g, problem.groups, itemsize, along_k)
-    tiles_m, tiles_n = -(-g.m // config.bm), -(-g.n // config.bn)
-    tiles = tiles_m * tiles_n * problem.groups
-    splits, k_per_split = _splits(tiles, g.k, config.bk, _SMS.get(arch.rstrip("af"), 108))
-    numel = c.shape[0] * c.shape[1] * c.shape[2] * c.shape[3]
-    last = splits == 1
-    g = replace(
-        g,
-        k_per_split=k_per_split,
-        split_stride=0 if last else numel,
-        tiles_m=tiles_m,
-        tiles_n=tiles_n,
-        a_linear=_linear(mode, g, tap_outer),
-        has_bias=last and bias,
-    )
-    source = KernelSource(
-        "conv_implicit_gemm.cu",
-        "conv_implicit_gemm",
-        tuple(
-            (name, str(value))
-            for name, value in {
-                "ELEMENT": element,
-                "MODE": mode,
-                "BM": config.bm,
-                "BN": config.bn,
-                "BK": config.bk,
-                "TM": config.tm,
-                "TN": config.tn,
-                "KU": config.ku,
-                "INDEX": "long long" if wide_index else "int",
-                "FILL_ALONG_K": int(along_k),
-                "TAP_OUTER": int(tap_outer),
-                "WIDE_FILTER": int(wide_filter),
-                "ACTIVATION": ACTIVATIONS.index(activation) if last else 0,
-            }.items()
-        ),
-    )
-    taps = problem.taps[0] * problem.taps[1]
-    launch = LaunchConfig(
-        (tiles, splits, 1),
-        (config.threads, 1, 1),
-        _smem_bytes(config, mode, itemsize, along_k, taps, wide_filter, 8 if wide_index else 4),
-    )
-    reason = (
-        f"{config.bm}x{config.bn}x{config.bk} tile ({config.reason}), {tiles} tiles"
-        f"{f' x {splits} splits of the sum' if splits > 1 else ''} of {g.m} x {g.n} x {g.k}"
-        f"{f' in {problem.groups} groups' if problem.groups > 1 else ''}"
-    )
-    scalars = (g.pack(problem, g.channels if tap_outer else taps, wide_index),)
-    product = Plan(op, source, launch, scalars, reason)
-    if last:
-        return ConvPlan(c, (product,))
-    return ConvPlan(c, (product, _sum(op, c, element, splits, numel, bias, activation)), splits * numel)
-
-
-def _sum(op: str, c: TensorSpec, element: str, splits: int, numel: int, bias: bool, activation: str) -> Plan:
-    wide = splits * numel >= _INT_LIMIT
-    source = KernelSource(
-        "conv_split_sum.cu",
-        "conv_split_sum",
-        (
-            ("ELEMENT", element),
-            ("THREADS", str(SUM_THREADS)),
-            ("ITEMS", str(SUM_ITEMS)),
-            ("INDEX", "long long" if wide else "int"),
-            ("ACTIVATION", str(ACTIVATIONS.index(activation))),
-        ),
-    )
-    launch = LaunchConfig((-(-numel // (SUM_THREADS * SUM_ITEMS)), 1, 1), (SUM_THREADS, 1, 1))
-    scalars = (numel, splits, c.strides[1], c.shape[1], int(bias))
-    return Plan(op, source, launch, scalars, f"adds up {splits} splits of the sum, in order")
-
-
-def _linear(mode: str, g: _Geometry, tap_outer: bool) -> bool:
+def _linear(mode: str, g: _Geometry, axes: tuple[_Axis, _Axis], tap_outer: bool) -> bool:
     """The elements of a row of A lie side by side in the order of the sum."""
-    sizes = (g.images, *g.pixels) if mode == WEIGHT_GRAD else (g.channels, *g.taps)
+    if g.phases > 1:
+        return False
+    y, x = axes
+    sizes = (g.images, y.pixels, x.pixels) if mode == WEIGHT_GRAD else (g.channels, y.taps, x.taps)
     step = 1
     for axis in (0, 2, 1) if tap_outer else (2, 1, 0):
         if sizes[axis] > 1 and g.a_k[axis] != step:
             return False
         step *= sizes[axis]
     return True
+
+
+# ---- the plan ----
+
+
+def _plan(
+    op: str,
+    mode: str,
+    operands: _Operands,
+    axes: tuple[_Axis, _Axis],
+    groups: int,
+    bias: bool,
+    activation: str,
+    arch: str,
+) -> ConvPlan:
+    c = operands.c
+    if any(0 in operand.shape for operand in operands):
+        return ConvPlan(c, ())
+    if axes[0].pixels * axes[1].pixels >= 2**31:
+        raise LaunchError(
+            f"{op}: an image of {axes[0].pixels} x {axes[1].pixels} pixels; the limit is 2^31 - 1: cut it into parts"
+        )
+    g = _geometry(mode, operands, axes, groups)
+    itemsize, element = DTYPES[c.dtype]
+    along_k = mode == WEIGHT_GRAD or (g.b[0] == 1 and g.channels > 1 and g.b[3] != 1)
+    tap_outer = along_k and mode != WEIGHT_GRAD
+    wide_filter = max(axis.taps for axis in axes) > MASKED_TAPS
+    wide_index = not _fits_int(g, axes, operands)
+    config = _choose(g, groups, itemsize, along_k)
+    tiles_m, tiles_n = -(-g.m // config.bm), -(-g.n // config.bn)
+    blocks = tiles_m * tiles_n * groups * g.phases
+    splits = _splits(blocks, g.k, config.bk, _SMS.get(arch.rstrip("af"), 108))
+    taps = axes[0].taps * axes[1].taps
+    last = splits == 1
+    numel = math.prod(c.shape)
+    defines = {
+        "ELEMENT": element,
+        "MODE": mode,
+        "BM": config.bm,
+        "BN": config.bn,
+        "BK": config.bk,
+        "TM": config.tm,
+        "TN": config.tn,
+        "KU": config.ku,
+        "INDEX": "long long" if wide_index else "int",
+        "FILL_ALONG_K": int(along_k),
+        "TAP_OUTER": int(tap_outer),
+        "WIDE_FILTER": int(wide_filter),
+        "ACTIVATION": ACTIVATIONS.index(activation) if last else 0,
+    }
+    geometry = _pack(
+        g,
+        axes,
+        groups,
+        (tiles_m, tiles_n),
+        0 if last else numel,
+        (_linear(mode, g, axes, tap_outer), last and bias),
+        g.channels if tap_outer else taps,
+        wide_index,
+    )
+    product = Plan(
+        op,
+        KernelSource("conv_implicit_gemm.cu", "conv_implicit_gemm", tuple((k, str(v)) for k, v in defines.items())),
+        LaunchConfig(
+            (blocks, splits, 1),
+            (config.threads, 1, 1),
+            _smem_bytes(config, mode, itemsize, along_k, taps, wide_filter, 8 if wide_index else 4),
+        ),
+        (geometry,),
+        f"{config.bm}x{config.bn}x{config.bk} tile ({config.reason}): {blocks} blocks"
+        f"{'' if last else f' x {splits} splits of the sum'} for {g.m} x {g.n} x {g.k}"
+        f"{f' in {groups} groups' if groups > 1 else ''}{f' in {g.phases} phases' if g.phases > 1 else ''}",
+    )
+    if last:
+        return ConvPlan(c, (product,))
+    return ConvPlan(c, (product, _sum(op, c, element, splits, bias, activation)), splits * numel)
+
+
+def _sum(op: str, c: TensorSpec, element: str, splits: int, bias: bool, activation: str) -> Plan:
+    numel = math.prod(c.shape)
+    defines = {
+        "ELEMENT": element,
+        "THREADS": SUM_THREADS,
+        "ITEMS": SUM_ITEMS,
+        "INDEX": "long long" if splits * numel >= _INT_LIMIT else "int",
+        "ACTIVATION": ACTIVATIONS.index(activation),
+    }
+    return Plan(
+        op,
+        KernelSource("conv_split_sum.cu", "conv_split_sum", tuple((k, str(v)) for k, v in defines.items())),
+        LaunchConfig((-(-numel // (SUM_THREADS * SUM_ITEMS)), 1, 1), (SUM_THREADS, 1, 1)),
+        (numel, splits, c.strides[1], c.shape[1], int(bias)),
+        f"adds up {splits} splits of the sum, in order",
+    )
 
 
 def _choose(g: _Geometry, groups: int, itemsize: int, along_k: bool) -> ConvConfig:
@@ -607,15 +424,14 @@ def _choose(g: _Geometry, groups: int, itemsize: int, along_k: bool) -> ConvConf
     return min(CONV_CONFIGS[itemsize], key=cost)
 
 
-def _splits(tiles: int, k: int, bk: int, sms: int) -> Pair:
-    """Into how many parts the sum is cut, and how much of it each takes: enough to give every SM a block.
+def _splits(blocks: int, k: int, bk: int, sms: int) -> int:
+    """Into how many parts the sum is cut: enough to give every SM a block.
 
     Small images with many channels have few output tiles and long sums, the weight gradient still more so.
     """
     steps = -(-k // bk)
-    splits = max(1, min(sms // tiles, steps // LEAST_STEPS))
-    each = -(-steps // splits)
-    return -(-steps // each), each * bk
+    splits = max(1, min(sms // blocks, steps // LEAST_STEPS))
+    return -(-steps // -(-steps // splits))
 
 
 def _smem_bytes(

@@ -74,7 +74,7 @@ def transforms_active() -> bool:
 
 
 def check_tensors(op: str, **arguments: object) -> None:
-    """Refuse an argument that is no tensor, in torch's words (None passes where the caller lets it).
+    """Refuse an argument that is no tensor, in torch's words.
 
     Raises:
         TypeError: as torch's own functions.

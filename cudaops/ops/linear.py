@@ -69,19 +69,13 @@ def linear(
         return _APPLIED[activation](linear(input, weight, bias, residual=residual))
     if residual is not None:
         raise UnsupportedError("linear: residual is not in the kernel yet, got one; add it to the result")
+    if not (isinstance(input, torch.Tensor) and isinstance(weight, torch.Tensor)):
+        library.check_tensors("linear", input=input, weight=weight)
+    if not (bias is None or isinstance(bias, torch.Tensor)):
+        library.check_tensors("linear", input=input, weight=weight, bias=bias)
     if library.transforms_active():
-        _check_tensors(input, weight, bias)
         return _composed(input, weight, bias, activation)
-    try:
-        return _op(input, weight, bias, activation=activation)  # type: ignore[no-any-return]
-    except RuntimeError:
-        _check_tensors(input, weight, bias)
-        raise
-
-
-def _check_tensors(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    given = {"input": input, "weight": weight} | ({} if bias is None else {"bias": bias})
-    library.check_tensors("linear", **given)
+    return _op(input, weight, bias, activation=activation)  # type: ignore[no-any-return]
 
 
 def _composed(

@@ -36,14 +36,11 @@ def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         RuntimeError: shapes, dtypes or devices do not fit together.
         UnsupportedError: no kernel for the dtype or the device.
     """
+    if not (isinstance(input, torch.Tensor) and isinstance(other, torch.Tensor)):
+        library.check_tensors("matmul", input=input, other=other)
     if library.transforms_active():
-        library.check_tensors("matmul", input=input, other=other)
         return _TransformedMatmul.apply(input, other)  # type: ignore[no-any-return]
-    try:
-        return _op(input, other)  # type: ignore[no-any-return]
-    except RuntimeError:
-        library.check_tensors("matmul", input=input, other=other)
-        raise
+    return _op(input, other)  # type: ignore[no-any-return]
 
 
 # ---- shapes ----
@@ -331,7 +328,7 @@ def _choose(problem: _Problem, itemsize: int, arch: str, name: str | None, op: s
         if not legal:
             known = ", ".join(config.name for config in MATMUL_CONFIGS if is_legal(config, itemsize))
             raise LaunchError(f"{op}: no configuration {name!r} for elements of {itemsize} bytes; there is {known}")
-    # the first of equals: as given, and the larger tile
+    # of equals: the least work, then as given, then the larger tile
     return min(
         ((config, swap) for swap in (False, True) for config in legal),
         key=lambda choice: _cost(choice[0], problem.swapped() if choice[1] else problem, arch),
@@ -342,10 +339,11 @@ def _blocks(config: MatmulConfig, problem: _Problem) -> int:
     return -(-problem.a.outer // config.bm) * -(-problem.b.outer // config.bn) * problem.batches
 
 
-def _cost(config: MatmulConfig, problem: _Problem, arch: str) -> float:
-    """Time of the busiest SM, in outputs a step: it gets its share of the blocks, rounded up."""
-    rounds = -(-_blocks(config, problem) // _sm_count(arch))
-    return rounds * config.bm * config.bn / config.speed
+def _cost(config: MatmulConfig, problem: _Problem, arch: str) -> tuple[float, int]:
+    """Time of the busiest SM, which gets its share of the blocks, rounded up; then the work of all. Both in outputs."""
+    blocks = _blocks(config, problem)
+    rounds = -(-blocks // _sm_count(arch))
+    return rounds * config.bm * config.bn / config.speed, blocks * config.bm * config.bn
 
 
 def _sm_count(arch: str) -> int:

@@ -23,6 +23,7 @@ from cudaops.launch import launch_counts, spec_of
 from cudaops.ops import conv, conv_plan
 from cudaops.ops.conv import conv2d, plan_conv2d, plan_conv2d_input, plan_conv2d_weight
 from cudaops.ops.conv_plan import CONV_CONFIGS, MASKED_TAPS, ConvConfig
+from cudaops.ops.conv_shapes import dense_strides
 from cudaops.plan import TensorSpec, check_limits
 from cudaops.sources import kernels_dir
 from tests.ops.conv_reference import Case, check_forward, check_input_grad, check_weight_grad, make
@@ -685,7 +686,7 @@ RESNET18 = [
 
 
 def spec(*shape: int, channels_last: bool = False, dtype: str = "float32") -> TensorSpec:
-    return TensorSpec(shape, conv_plan.dense_strides(shape, channels_last), dtype, 16)
+    return TensorSpec(shape, dense_strides(shape, channels_last), dtype, 16)
 
 
 def resnet18_plans(channels_last: bool, arch: str) -> Iterator[conv_plan.ConvPlan]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -9,14 +10,16 @@ from torch.nn import functional
 
 from cudaops.errors import UnsupportedError
 from cudaops.launch import launch, launch_counts, spec_of, total_launches
-from cudaops.ops import linear as linear_module
 from cudaops.ops.linear import linear, plan_linear
 from cudaops.ops.matmul_configs import MATMUL_CONFIGS, MatmulConfig
 from cudaops.plan import DTYPES
 from tests.ops.matmul_reference import check, matrix, random
 from tests.ops.test_matmul import define, forbid, poisoned  # noqa: F401  (a fixture)
 
+# torch.func.jvp and opcheck import what warns so
+TORCH_SCRIPT = pytest.mark.filterwarnings("ignore:`torch.jit.script`:FutureWarning")
 DTYPE = tuple(getattr(torch, name) for name in DTYPES)
+linear_module = importlib.import_module("cudaops.ops.linear")  # the package has a function of that name
 OP = torch.ops.cudaops.linear.default
 
 # (input, weight, bias), each with the reason it is here
@@ -160,7 +163,9 @@ def test_linear_refuses_dtypes_and_devices_that_differ(which: int) -> None:
 def test_linear_refuses_what_is_no_tensor() -> None:
     x = torch.ones(3, 3)
     for arguments in ((3, x), (x, 3), (x, None), (x, x, 3)):
-        with pytest.raises(TypeError, match=r"linear\(\): argument '(input|weight|bias)' \(position [123]\) must be Tensor"):
+        with pytest.raises(
+            TypeError, match=r"linear\(\): argument '(input|weight|bias)' \(position [123]\) must be Tensor"
+        ):
             linear(*arguments)  # type: ignore[arg-type]
 
 
@@ -212,6 +217,7 @@ def test_linear_makes_only_the_gradients_that_are_wanted(rng: torch.Generator) -
 # ---- torch's machinery ----
 
 
+@TORCH_SCRIPT
 @pytest.mark.parametrize("requires_grad", (False, True))
 @pytest.mark.parametrize("name", ("rows of a sequence", "no bias", "one weight row", "a bias of a matrix"))
 def test_linear_passes_opcheck(name: str, requires_grad: bool, rng: torch.Generator) -> None:
@@ -264,13 +270,16 @@ def test_linear_under_torch_func(rng: torch.Generator) -> None:
         torch.testing.assert_close(ours(input, weight, bias), theirs(input, weight, bias))
 
 
+@TORCH_SCRIPT
 @pytest.mark.parametrize("product", (linear, torch.ops.cudaops.linear), ids=("function", "op"))
 def test_linear_forward_mode_raises(product: object, rng: torch.Generator) -> None:
     input, weight, bias = operands(SHAPES["rows"], torch.float32, rng)
     for n, primal in enumerate((input, weight, bias)):
-        with pytest.raises(RuntimeError, match="jvp") if n < 2 or product is not linear else _nullcontext():
+        with pytest.raises(RuntimeError, match="jvp") if n < 2 or product is not linear else nullcontext():
             torch.func.jvp(
-                lambda x, n=n: product(*(x if i == n else y for i, y in enumerate((input, weight, bias)))), (primal,), (primal,)
+                lambda x, n=n: product(*(x if i == n else y for i, y in enumerate((input, weight, bias)))),
+                (primal,),
+                (primal,),
             )
         with forward_ad.dual_level(), pytest.raises(RuntimeError, match="jvp"):
             dual = forward_ad.make_dual(primal, primal)
@@ -281,7 +290,9 @@ def test_linear_forward_mode_raises(product: object, rng: torch.Generator) -> No
 
 
 def test_linear_and_its_gradients_are_all_ours(monkeypatch: pytest.MonkeyPatch, rng: torch.Generator) -> None:
-    arguments = [x.requires_grad_() for x in operands(SHAPES["rows of a sequence"], torch.float32, rng) if x is not None]
+    arguments = [
+        x.requires_grad_() for x in operands(SHAPES["rows of a sequence"], torch.float32, rng) if x is not None
+    ]
     expected = torch.autograd.grad(functional.linear(*arguments).pow(2).sum(), arguments)
     with monkeypatch.context() as patched:
         forbid(patched)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import itertools
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,6 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from cudaops.compile import compilations, compile_kernel
 from cudaops.errors import CudaopsError, LaunchError, UnsupportedError
 from cudaops.launch import launch, launch_counts, spec_of, total_launches
-from cudaops.ops import matmul as matmul_module
 from cudaops.ops.matmul import matmul, plan_matmul
 from cudaops.ops.matmul_configs import MATMUL_CONFIGS, MatmulConfig, is_legal
 from cudaops.plan import (
@@ -30,9 +30,12 @@ from cudaops.plan import (
 )
 from tests.ops.matmul_reference import check, matrix, random
 
+# torch.func.jvp and opcheck import what warns so
+TORCH_SCRIPT = pytest.mark.filterwarnings("ignore:`torch.jit.script`:FutureWarning")
 DTYPE = tuple(getattr(torch, name) for name in DTYPES)
 FLOATS = (torch.float32, torch.float64)
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120")
+matmul_module = importlib.import_module("cudaops.ops.matmul")  # the package has a function of that name
 OP = torch.ops.cudaops.matmul.default
 
 # Each with the reason it is here.
@@ -416,9 +419,17 @@ BAD = {
     "inner sizes": (torch.ones(3, 4), torch.ones(5, 4), r"shapes cannot be multiplied \(3x4 and 5x4\)"),
     "inner sizes of vectors": (torch.ones(4), torch.ones(5), r"cannot be multiplied \(1x4 and 5x1\)"),
     "inner sizes in a batch": (torch.ones(2, 3, 4), torch.ones(2, 3, 5), r"cannot be multiplied \(3x4 and 3x5\)"),
-    "batches": (torch.ones(2, 3, 4), torch.ones(3, 4, 5), r"size of tensor a \(2\) must match the size of tensor b \(3\)"),
+    "batches": (
+        torch.ones(2, 3, 4),
+        torch.ones(3, 4, 5),
+        r"size of tensor a \(2\) must match the size of tensor b \(3\)",
+    ),
     "dtypes": (torch.ones(3, 4), torch.ones(4, 5).double(), "same dtype, but got torch.float32 and torch.float64"),
-    "a float and an integer": (torch.ones(3, 4), torch.ones(4, 5).long(), "same dtype, but got torch.float32 and torch.int64"),
+    "a float and an integer": (
+        torch.ones(3, 4),
+        torch.ones(4, 5).long(),
+        "same dtype, but got torch.float32 and torch.int64",
+    ),
 }
 
 
@@ -435,7 +446,9 @@ def test_matmul_refuses_as_torch_does(input: torch.Tensor, other: torch.Tensor, 
         matmul(input.to("meta"), other.to("meta"))
 
 
-@pytest.mark.parametrize(("input", "other"), [(torch.ones(2, 2), 3), (3, torch.ones(2, 2)), (None, None), ([[1.0]], [[1.0]])])
+@pytest.mark.parametrize(
+    ("input", "other"), [(torch.ones(2, 2), 3), (3, torch.ones(2, 2)), (None, None), ([[1.0]], [[1.0]])]
+)
 def test_matmul_refuses_what_is_no_tensor(input: object, other: object) -> None:
     with pytest.raises(TypeError, match=r"matmul\(\): argument '(input|other)' \(position [12]\) must be Tensor, not"):
         matmul(input, other)  # type: ignore[arg-type]
@@ -443,7 +456,9 @@ def test_matmul_refuses_what_is_no_tensor(input: object, other: object) -> None:
 
 @pytest.mark.parametrize("dtype", (torch.bool, torch.float16, torch.bfloat16, torch.int8, torch.complex64), ids=str)
 def test_matmul_refuses_dtypes_without_a_kernel(dtype: torch.dtype) -> None:
-    with pytest.raises(UnsupportedError, match=f"matmul: no kernel for {dtype}; there is one for float32, float64") as error:
+    with pytest.raises(
+        UnsupportedError, match=f"matmul: no kernel for {dtype}; there is one for float32, float64"
+    ) as error:
         matmul(torch.ones(2, 2, dtype=dtype), torch.ones(2, 2, dtype=dtype))
     assert isinstance(error.value, CudaopsError)
 
@@ -454,13 +469,17 @@ def test_matmul_of_meta_is_meta_and_never_mixed() -> None:
     assert out.is_meta
     assert out.shape == (3, 5)
     for pair in ((here, meta), (meta.t(), here.t())):
-        with pytest.raises(RuntimeError, match="same device, but found at least two devices, (cpu and meta|meta and cpu)"):
+        with pytest.raises(
+            RuntimeError, match="same device, but found at least two devices, (cpu and meta|meta and cpu)"
+        ):
             matmul(*pair)
 
 
 # ---- gradients ----
 
-GRADIENT_SHAPES = {name: shapes for name, shapes in SHAPES.items() if name not in ("whole tiles", "a tile and a bit of everything")}
+GRADIENT_SHAPES = {
+    name: shapes for name, shapes in SHAPES.items() if name not in ("whole tiles", "a tile and a bit of everything")
+}
 
 
 @pytest.mark.parametrize("shapes", GRADIENT_SHAPES.values(), ids=GRADIENT_SHAPES)
@@ -528,8 +547,11 @@ def test_matmul_gradient_refuses_operands_changed_in_place(rng: torch.Generator)
 # ---- torch's machinery ----
 
 
+@TORCH_SCRIPT
 @pytest.mark.parametrize("requires_grad", (False, True))
-@pytest.mark.parametrize("name", ("dot", "batch", "broadcast both ways", "nothing to add up", "right is one matrix: rows are folded"))
+@pytest.mark.parametrize(
+    "name", ("dot", "batch", "broadcast both ways", "nothing to add up", "right is one matrix: rows are folded")
+)
 def test_matmul_passes_opcheck(name: str, requires_grad: bool, rng: torch.Generator) -> None:
     operands = tuple(random(shape, torch.float32, rng).requires_grad_(requires_grad) for shape in SHAPES[name])
     torch.library.opcheck(OP, operands)
@@ -567,20 +589,28 @@ def test_matmul_under_torch_func(rng: torch.Generator) -> None:
         torch.testing.assert_close(transform(ours)(input, weight), transform(theirs)(input, weight))
 
 
-@pytest.mark.parametrize("shapes", [((4,), (4,)), ((4,), (4, 5)), ((3, 4), (4,)), ((3, 4), (4, 5)), ((2, 3, 4), (4, 5)), ((4,), (2, 4, 5))])
+@pytest.mark.parametrize(
+    "shapes", [((4,), (4,)), ((4,), (4, 5)), ((3, 4), (4,)), ((3, 4), (4, 5)), ((2, 3, 4), (4, 5)), ((4,), (2, 4, 5))]
+)
 @pytest.mark.parametrize("in_dims", [(0, 0), (0, None), (None, 0), (-1, 0)])
 @pytest.mark.parametrize("product", (matmul, OP), ids=("function", "op"))
 def test_matmul_under_vmap(
-    product: object, in_dims: tuple[int | None, int | None], shapes: tuple[tuple[int, ...], tuple[int, ...]], rng: torch.Generator
+    product: object,
+    in_dims: tuple[int | None, int | None],
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    rng: torch.Generator,
 ) -> None:
     operands = [
-        random(shape, torch.float64, rng) if dim is None else torch.stack([random(shape, torch.float64, rng) for _ in range(6)], dim)
+        random(shape, torch.float64, rng)
+        if dim is None
+        else torch.stack([random(shape, torch.float64, rng) for _ in range(6)], dim)
         for dim, shape in zip(in_dims, shapes, strict=True)
     ]
     expected = torch.func.vmap(torch.matmul, in_dims)(*operands)
     torch.testing.assert_close(torch.func.vmap(product, in_dims)(*operands), expected)
 
 
+@TORCH_SCRIPT
 @pytest.mark.parametrize("product", (matmul, torch.ops.cudaops.matmul), ids=("function", "op"))
 def test_matmul_forward_mode_raises(product: object, rng: torch.Generator) -> None:
     x, weight = random((3, 4), torch.float32, rng), random((4, 5), torch.float32, rng)
@@ -622,9 +652,37 @@ def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("a product that is not ours")
 
-    for name in ("matmul", "mm", "bmm", "mv", "dot", "vdot", "inner", "addmm", "addmv", "addbmm", "baddbmm", "einsum", "tensordot", "chain_matmul"):
+    for name in (
+        "matmul",
+        "mm",
+        "bmm",
+        "mv",
+        "dot",
+        "vdot",
+        "inner",
+        "addmm",
+        "addmv",
+        "addbmm",
+        "baddbmm",
+        "einsum",
+        "tensordot",
+        "chain_matmul",
+    ):
         monkeypatch.setattr(torch, name, refuse)
-    for name in ("matmul", "mm", "bmm", "mv", "dot", "inner", "addmm", "addmv", "addbmm", "baddbmm", "__matmul__", "__rmatmul__"):
+    for name in (
+        "matmul",
+        "mm",
+        "bmm",
+        "mv",
+        "dot",
+        "inner",
+        "addmm",
+        "addmv",
+        "addbmm",
+        "baddbmm",
+        "__matmul__",
+        "__rmatmul__",
+    ):
         monkeypatch.setattr(torch.Tensor, name, refuse)
     for name in ("matmul", "dot", "inner", "einsum", "tensordot", "vdot"):
         monkeypatch.setattr(numpy, name, refuse)
@@ -632,7 +690,10 @@ def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_matmul_and_its_gradients_are_all_ours(monkeypatch: pytest.MonkeyPatch, rng: torch.Generator) -> None:
-    input, weight = random((2, 6, 7), torch.float32, rng).requires_grad_(), random((7, 8), torch.float32, rng).requires_grad_()
+    input, weight = (
+        random((2, 6, 7), torch.float32, rng).requires_grad_(),
+        random((7, 8), torch.float32, rng).requires_grad_(),
+    )
     expected = torch.autograd.grad(torch.matmul(input, weight).pow(2).sum(), (input, weight))
     with monkeypatch.context() as patched:
         forbid(patched)
