@@ -255,7 +255,6 @@ def _from_source(
     """The types and names in the declaration of `name`; where several declarations disagree, the type is unknown."""
     text = _COMMENT_OR_STRING.sub(lambda m: '""' if m.group().startswith('"') else " ", source)
     meanings = _names(text, defines)
-    text = re.sub(r"^[ \t]*#[^\n]*$", "", text, flags=re.M)  # an #if inside the parameter list is no part of a type
     seen: list[list[tuple[_CType | None, str | None]]] = []
     for match in re.finditer(rf"\b{re.escape(name)}\s*\(", text):
         before = text[: match.start()]

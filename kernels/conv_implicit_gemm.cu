@@ -186,7 +186,7 @@ __device__ __forceinline__ void load_a(
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(THREADS) conv_implicit_gemm(
+extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_implicit_gemm(
     ELEMENT* __restrict__ c_out, const ELEMENT* __restrict__ a_in, const ELEMENT* __restrict__ b_in,
     const ELEMENT* __restrict__ bias, const ConvGeometry g) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -1,12 +1,13 @@
 // matmul_simt: c = a b (+ bias), batched, on the ordinary cores: tiles in shared memory, TM x TN outputs a thread in registers.
 //
-// Entry:    matmul_simt(ELEMENT* c, const ELEMENT* input, const ELEMENT* other, [const ELEMENT* bias,]
+// Entry:    matmul_simt(ELEMENT* c, const ELEMENT* input, const ELEMENT* other, const ELEMENT* bias,
 //                       INDEX a_m, INDEX a_k, INDEX b_k, INDEX b_n, INDEX c_m, INDEX c_n, INDEX bias_stride,
 //                       long long a_batch0, long long a_batch1, long long a_batch2,
 //                       long long b_batch0, long long b_batch1, long long b_batch2, long long c_batch,
-//                       INDEX batch1, INDEX batch2, INDEX batches, INDEX M, INDEX N, INDEX K); bias only where BIAS is not 0
-// Shapes:   c [batches][M][N], a [batches][M][K], b [batches][K][N], bias [N] or [M], at any strides, in elements. A batch
-//           index is read as (i0, i1, i2) of sizes (., batch1, batch2); a broadcast dimension has stride 0. K = 0 gives zeros
+//                       INDEX batch1, INDEX batch2, INDEX batches, INDEX M, INDEX N, INDEX K)
+// Shapes:   c [batches][M][N], a [batches][M][K], b [batches][K][N], bias [N] or [M], at any strides, in elements; where
+//           BIAS is 0, bias is anything: it is not read. A batch index is read as (i0, i1, i2) of sizes (., batch1, batch2);
+//           a broadcast dimension has stride 0. K = 0 gives zeros (and the bias)
 // Types:    ELEMENT = float, double, int, long long (integers wrap)
 // Defines:  ELEMENT; INDEX = int where every size, stride and the number of blocks fits 31 bits, else long long;
 //           BM BN BK the block's tile, TM x TN outputs a thread, LANES_N lanes of a warp along n (32: it spans rows);
@@ -41,21 +42,14 @@ using LoadB = TileLoad<T, BN, BK, Tile::THREADS, B_K_FAST, B_WIDTH, B_UNIT, INDE
 using Finish = Epilogue<Tile, ELEMENT, C_WIDTH, (BiasAxis)BIAS, (Activation)ACTIVATION>;
 
 extern "C" __global__ void __launch_bounds__(Tile::THREADS, MIN_BLOCKS)
-#if BIAS
 matmul_simt(ELEMENT* __restrict__ c, const ELEMENT* __restrict__ input, const ELEMENT* __restrict__ other,
             const ELEMENT* __restrict__ bias,
-#else
-matmul_simt(ELEMENT* __restrict__ c, const ELEMENT* __restrict__ input, const ELEMENT* __restrict__ other,
-#endif
             INDEX a_m, INDEX a_k, INDEX b_k, INDEX b_n, INDEX c_m, INDEX c_n, INDEX bias_stride,
             long long a_batch0, long long a_batch1, long long a_batch2,
             long long b_batch0, long long b_batch1, long long b_batch2, long long c_batch,
             INDEX batch1, INDEX batch2, INDEX batches, INDEX M, INDEX N, INDEX K) {
     alignas(16) __shared__ T a_tiles[2][A_TILE];
     alignas(16) __shared__ T b_tiles[2][B_TILE];
-#if !BIAS
-    const ELEMENT* const bias = nullptr;
-#endif
 
     const INDEX tiles_m = (M + BM - 1) / BM, tiles_n = (N + BN - 1) / BN;
     const INDEX block = (INDEX)blockIdx.y * (INDEX)gridDim.x + (INDEX)blockIdx.x;

@@ -67,15 +67,14 @@ def test_tensors_notices_a_product_that_is_not_ours(monkeypatch: pytest.MonkeyPa
 # ---- resnet ----
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_resnet_runs_21_layers_on_our_kernels_and_agrees_with_torch(width: int) -> None:
-    console = screen(width)
+def test_resnet_runs_21_layers_on_our_kernels_and_agrees_with_torch() -> None:
+    console = screen(80)
     assert resnet.run(console, weights="random")
     text = shown(console)
     assert "china.jpg" in text
     assert "it means nothing" in text
     assert "MISSED" not in text
-    assert max(map(len, text.splitlines())) <= width
+    assert max(map(len, text.splitlines())) <= 80
     lines = [line for line in text.splitlines() if "conv_implicit_gemm" in line or "matmul_simt" in line]
     assert len(lines) == 21
     assert sum("conv_implicit_gemm" in line for line in lines) == 20
@@ -124,6 +123,17 @@ def test_resnet_takes_trained_weights_only_if_they_are_there_or_asked_for(
     assert made == [None, None, trained, trained, None]
     with pytest.raises(ValueError, match="auto, random, download; got 'golden'"):
         resnet._model(stand_in, "golden")
+
+
+def test_resnet_says_what_to_do_when_the_weights_cannot_be_downloaded() -> None:
+    from torchvision import models
+
+    def offline(weights: Any) -> nn.Module:
+        raise OSError("no route to host")
+
+    stand_in: Any = type("models", (), {"ResNet18_Weights": models.ResNet18_Weights, "resnet18": staticmethod(offline)})
+    with pytest.raises(cudaops.UnsupportedError, match=r"download\.pytorch\.org.*no route to host.*--weights random"):
+        resnet._model(stand_in, "download")
 
 
 def test_resnets_random_weights_are_the_same_every_time_and_disturb_no_one() -> None:

@@ -27,6 +27,7 @@ import cudaops
 from cudaops import compile as compiler
 from cudaops import launch
 from cudaops.demos.checks import Check, needed, progress, verdict
+from cudaops.errors import UnsupportedError
 from cudaops.plan import Plan
 
 TOLERANCE = 1e-4  # of the logits, as a part of the largest one
@@ -59,7 +60,7 @@ def run(console: Console, *, image: Path | None = None, weights: str = "auto") -
 
     Raises:
         ValueError: `image` cannot be read as a picture, or `weights` is none of the three.
-        UnsupportedError: torchvision, Pillow or scikit-learn is missing.
+        UnsupportedError: torchvision, Pillow or scikit-learn is missing, or the weights cannot be downloaded.
     """
     models = needed("torchvision.models", "torchvision")
     picture, title = _picture(image)
@@ -129,12 +130,22 @@ def _model(models: Any, weights: str) -> tuple[nn.Module, bool, str]:
     trained = models.ResNet18_Weights.IMAGENET1K_V1
     cached = Path(torch.hub.get_dir()) / "checkpoints" / Path(trained.url).name
     if weights == "download" or (weights == "auto" and cached.exists()):
-        return models.resnet18(weights=trained).eval(), True, f"trained on ImageNet ({cached})"
+        return _trained(models, trained), True, f"trained on ImageNet ({cached})"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = models.resnet18(weights=None)
     hint = "" if weights == "random" else f"; no {cached.name} in {cached.parent}, --weights download fetches it"
     return model.eval(), False, f"random, seed 0{hint}"
+
+
+def _trained(models: Any, weights: Any) -> nn.Module:
+    try:
+        model: nn.Module = models.resnet18(weights=weights)
+    except (OSError, RuntimeError) as error:  # no network; or a file that is not the whole of it
+        raise UnsupportedError(
+            f"the trained weights cannot be had from {weights.url} ({error}); try again, or take --weights random"
+        ) from error
+    return model.eval()
 
 
 def _layers_of(model: nn.Module) -> list[tuple[str, nn.Module]]:

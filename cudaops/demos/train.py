@@ -6,6 +6,7 @@ line of ours is `cudaops.convert(model)`.
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,8 +197,8 @@ def draw(history: list[Epoch], out: Path) -> None:
 
 def _check_writable(out: Path) -> None:
     """Before the training, not after it."""
-    if not out.parent.is_dir() or out.is_dir():
-        raise ValueError(f"the loss curve cannot be written to {out}; pass --out with a file in a folder that exists")
+    if out.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise ValueError(f"the loss curve cannot be written to {out}; pass --out with a file in a folder of yours")
 
 
 def _table(history: list[Epoch]) -> Table:

@@ -67,7 +67,8 @@ class Place:
                     "thread; move it out of the branch"
                 )
             case layout.ERROR_TRAP:
-                text = f"block {block}, warp {record.warp}: the kernel executed {site.opcode}"
+                what = "an assertion failed" if site.opcode == "__assertfail" else f"the kernel executed {site.opcode}"
+                text = f"block {block}, warp {record.warp}: {what}"
             case layout.ERROR_STEPS:
                 text = (
                     f"block {block}: more than {self.max_steps} loop iterations (max_steps); is this loop infinite? "

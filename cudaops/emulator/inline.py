@@ -186,7 +186,7 @@ class _Inliner:
                 Instruction("st.param.b32", ("st", "param", "b32"), (Mem(result, 0), Imm(0)), ins.file, ins.line)
             )
         elif name == "__assertfail":
-            code.append(Instruction("trap", ("trap",), (), ins.file, ins.line))
+            code.append(Instruction(name, ("trap",), (), ins.file, ins.line))
             body.blocks.append((f"$after_assert{self.count}", []))
         else:
             raise EmulatorError(f"{ins.file}:{ins.line}: call of {name}, which has no body in this PTX")

@@ -28,6 +28,7 @@ LAUNCH = {
             "log",
             "findings",  # of the sanitizer; 0: it is off
             "shadows",  # a pair of pointers for each buffer: races, initialisation
+            "granule_shift",  # log2 of bytes: an element of the shadows of buffers
             "released",  # a byte for each block: it has done a fence and then an atomic
         ]
     )
@@ -72,12 +73,14 @@ WORKER = {
             "printf",
             "poll",
             "budget",  # loop iterations until the next poll
+            "budget_start",  # what it was when steps was last up to date
             "steps",  # of the block, up to the last poll
             "steps_limit",  # 0: none
             "watch",
             "tick_warp",
             "shadow",  # of shared memory, sanitizer.SHARED_SHADOW
             "shadow_words",
+            "shadow_shift",  # log2 of bytes: an element of it
             "shared_init",
             "clock",  # moves on at every barrier
             "block_clock",  # when the block's last one was

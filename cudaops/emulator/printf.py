@@ -54,7 +54,7 @@ def format_c(pattern: str, arguments: bytes, string_at: Callable[[int], str]) ->
         head = "%" + flags + (width or "") + (f".{precision}" if precision is not None else "")
         if kind in "eEfFgGaA":
             value = struct.unpack("<d", take(8))[0]
-            return value.hex() if kind in "aA" else (head + kind) % value
+            return _hexadecimal(value, flags, width, kind) if kind in "aA" else (head + kind) % value
         if kind == "s":
             return (head + "s") % string_at(int.from_bytes(take(8), "little"))
         if kind == "p":
@@ -71,3 +71,11 @@ def format_c(pattern: str, arguments: bytes, string_at: Callable[[int], str]) ->
         return (head + {"i": "d", "u": "d"}.get(kind, kind)) % number
 
     return _SPECIFIER.sub(one, pattern)
+
+
+def _hexadecimal(value: float, flags: str, width: str | None, kind: str) -> str:
+    """%a with as many digits as it takes."""
+    text = re.sub(r"\.?0*p", "p", value.hex())
+    sign = "" if text.startswith("-") else "+" if "+" in flags else " " if " " in flags else ""
+    text = ("%" + ("-" if "-" in flags else "") + (width or "") + "s") % (sign + text)
+    return text.upper() if kind == "A" else text

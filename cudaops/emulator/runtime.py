@@ -337,7 +337,7 @@ class Prepared:
             nctaid_xy=gx | gy << 32, nctaid_z=gz, shared_bytes=self.shared_bytes, locals_bytes=local_bytes,
             hull=addresses["cudaops_hull"], allowed=addresses["cudaops_allowed"], poll=addresses["cudaops_poll"],
             watch=addresses["cudaops_watch"], tick_warp=addresses["cudaops_tick_warp"],
-            budget=layout.POLL_EVERY, printf=addresses["cudaops_printf"],
+            budget=layout.POLL_EVERY, budget_start=layout.POLL_EVERY, printf=addresses["cudaops_printf"],
             globals=self.globals_table.ctypes.data,
             **{name.removeprefix("cudaops_"): addresses[name] for name in _SUPPORT_SYMBOLS},
         )  # fmt: skip
@@ -372,6 +372,7 @@ class Prepared:
             if chosen.max_steps is not None:
                 worker.set("steps_limit", chosen.max_steps)
                 worker.set("budget", min(chosen.max_steps, layout.POLL_EVERY))
+                worker.set("budget_start", min(chosen.max_steps, layout.POLL_EVERY))
         shadow = _Shadow(self, extents, chosen) if checked else None
         if shadow is not None:
             shadow.attach(launch, workers[0])
@@ -424,9 +425,13 @@ class _Shadow:
     def __init__(self, prepared: Prepared, extents: Sequence[Buffer], chosen: options.Options) -> None:
         self.findings = ctypes.create_string_buffer(sanitizer.FINDINGS_BYTES)
         self.released = np.zeros(prepared.blocks, dtype=np.uint8)
-        words = -(-prepared.shared_bytes // 4)
+        sites = prepared.code.info.sites
+        granule = sanitizer.granule(sites, "shared")
+        words = -(-prepared.shared_bytes // granule)
         self.shared = np.zeros(len(sanitizer.SHARED_SHADOW) * words + 1, dtype=np.int32)
-        self.shared_words = words
+        self.shared_words, self.shared_shift = words, granule.bit_length() - 1
+        granule = sanitizer.granule(sites, "global")
+        self.buffer_shift = granule.bit_length() - 1
         self.shared_init = np.zeros(prepared.shared_bytes + 16, dtype=np.uint8)
         self.warp_clocks = np.zeros(prepared.geometry.warps, dtype=np.int32)
         self.arrays: list[np.ndarray[Any, Any]] = []
@@ -435,7 +440,7 @@ class _Shadow:
             (t.data_ptr(), t.untyped_storage().data_ptr() + t.untyped_storage().nbytes()) for t in chosen.uninitialised
         ]
         for n, extent in enumerate(extents):
-            races = np.zeros(len(sanitizer.GLOBAL_SHADOW) * -(-extent.nbytes // 4) + 1, dtype=np.int32)
+            races = np.zeros(len(sanitizer.GLOBAL_SHADOW) * -(-extent.nbytes // granule) + 1, dtype=np.int32)
             self.pairs[n, 0] = races.ctypes.data
             self.arrays.append(races)
             end = extent.address + extent.nbytes
@@ -451,11 +456,12 @@ class _Shadow:
     def attach(self, launch: ctypes.Array[ctypes.c_int64], worker: _Worker) -> None:
         for name, value in (
             ("findings", ctypes.addressof(self.findings)), ("shadows", self.pairs.ctypes.data),
-            ("released", self.released.ctypes.data),
+            ("released", self.released.ctypes.data), ("granule_shift", self.buffer_shift),
         ):  # fmt: skip
             launch[layout.LAUNCH[name] // 8] = value
         for name, value in (
             ("shadow", self.shared.ctypes.data), ("shadow_words", self.shared_words),
+            ("shadow_shift", self.shared_shift),
             ("shared_init", self.shared_init.ctypes.data), ("warp_clocks", self.warp_clocks.ctypes.data),
         ):  # fmt: skip
             worker.set(name, value)

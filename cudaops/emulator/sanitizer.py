@@ -1,8 +1,9 @@
 """The checks of `cudaops.sanitize()`: what watches every access, and what becomes of its findings.
 
 In code made for it, each ld, st, atom, ldmatrix and cp.async first calls `watch` with its lanes' addresses. Beside the
-memory there is shadow memory: for each word of shared memory who wrote and read it last, and when by a clock that
-barriers move on; for each word of a buffer which block did; for each byte whether anything wrote it.
+memory there is shadow memory: for each granule of shared memory who wrote and read it last, and when by a clock that
+barriers move on; for each granule of a buffer which block did; for each byte whether anything wrote it. A granule is
+as large as the smallest access of the kernel to that kind of memory, at most a word.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cudaops.emulator import layout
+from cudaops.emulator.access import Site
 from cudaops.emulator.layout import LAUNCH, WORKER
 from cudaops.emulator.text import Text
 
@@ -30,19 +32,9 @@ RECORD_BYTES = struct.calcsize(RECORD)
 MOST_RECORDS = 4096
 FINDINGS_BYTES = 8 + MOST_RECORDS * RECORD_BYTES
 
-# Arrays of 32-bit words beside shared memory, one element a word of it.
-SHARED_SHADOW = (
-    "write_clock",
-    "writer",
-    "write_bytes",
-    "write_site",
-    "read_clock",
-    "reader",
-    "read_bytes",
-    "read_site",
-)
-GLOBAL_SHADOW = ("writer", "write_bytes", "write_site", "reader", "read_bytes", "read_site")
-IS_ATOMIC = 256  # in write_bytes: an atomic wrote
+# Arrays of 32-bit words beside shared memory and buffers, one element a granule of them.
+SHARED_SHADOW = ("write_clock", "writer", "write_site", "atomic", "read_clock", "reader", "read_site")
+GLOBAL_SHADOW = ("writer", "write_site", "atomic", "reader", "read_site")
 SEVERAL = -1  # in reader: lanes of several warps; -(warp + 2): several lanes of that warp
 
 
@@ -210,9 +202,9 @@ def _notes() -> str:
 
 
 def _watch_shared() -> str:
-    """One word of an access to shared memory, by all lanes of the mask.
+    """One granule of an access to shared memory, by all lanes of the mask.
 
-    Two accesses race when one writes, they are of different threads, their bytes overlap, and no barrier of the block
+    Two accesses race when one writes, they are of different threads, at the same granule, and no barrier of the block
     (for lanes of one warp: no __syncwarp either) lies between. The clock moves on at each of these.
     """
     f = _Function()
@@ -236,14 +228,13 @@ def _watch_shared() -> str:
     # against the last write
     clock_w = f.gather("i32", arrays["write_clock"], "%index", mask)
     writer = f.gather("i32", arrays["writer"], "%index", mask)
-    bytes_w = f.gather("i32", arrays["write_bytes"], "%index", mask)
+    atomic_w = f.gather("i32", arrays["atomic"], "%index", mask)
     near = f.emit(f"icmp eq {i32} {f.binary('ashr', i32, writer, 'splat (i32 5)')}, {warps}")
     fresh = f.emit(f"icmp sge {i32} {clock_w}, {f.where(near, mine, block)}")
     other = f.emit(f"icmp ne {i32} {writer}, {tid}")
-    overlap = f.emit(f"icmp ne {i32} {f.binary('and', i32, bytes_w, '%bytes')}, zeroinitializer")
-    both = f.emit(f"icmp ne {i32} {f.binary('and', i32, bytes_w, f'splat (i32 {IS_ATOMIC})')}, zeroinitializer")
+    both = f.emit(f"icmp ne {i32} {atomic_w}, zeroinitializer")
     atomics = f.binary("and", "<32 x i1>", both, f.splat("i1", "%atomic"))
-    clash = f.binary("and", "<32 x i1>", f.binary("and", "<32 x i1>", fresh, other), overlap)
+    clash = f.binary("and", "<32 x i1>", fresh, other)
     clash = f.binary("and", "<32 x i1>", clash, f.emit(f"xor <32 x i1> {atomics}, splat (i1 true)"))
     clash = f.bits(f.binary("and", "<32 x i1>", clash, mask))
     f.line(f"%w.some = icmp ne i32 {clash}, 0")
@@ -257,7 +248,6 @@ def _watch_shared() -> str:
     # the last read
     clock_r = f.gather("i32", arrays["read_clock"], "%index", mask)
     reader = f.gather("i32", arrays["reader"], "%index", mask)
-    bytes_r = f.gather("i32", arrays["read_bytes"], "%index", mask)
     single = f.emit(f"icmp sge {i32} {reader}, zeroinitializer")
     several = f.binary("sub", i32, "splat (i32 -2)", reader)
     warp_r = f.where(single, f.binary("ashr", i32, reader, "splat (i32 5)"), several)
@@ -267,9 +257,8 @@ def _watch_shared() -> str:
     f.line("br i1 %stores, label %store, label %load")
 
     f.place("store")
-    overlap_r = f.emit(f"icmp ne {i32} {f.binary('and', i32, bytes_r, '%bytes')}, zeroinitializer")
     clash_r = f.binary("and", "<32 x i1>", valid, f.emit(f"xor <32 x i1> {self_r}, splat (i1 true)"))
-    clash_r = f.bits(f.binary("and", "<32 x i1>", f.binary("and", "<32 x i1>", clash_r, overlap_r), mask))
+    clash_r = f.bits(f.binary("and", "<32 x i1>", clash_r, mask))
     f.line(f"%r.some = icmp ne i32 {clash_r}, 0")
     f.line("br i1 %r.some, label %r.note, label %r.done")
     f.place("r.note")
@@ -277,17 +266,15 @@ def _watch_shared() -> str:
     _call_notes(f, clash_r, RACE_SHARED, sites, reader)
     f.line("br label %r.done")
     f.place("r.done")
-    flag = f.emit(f"select i1 %atomic, i32 {IS_ATOMIC}, i32 0")
+    flag = f.splat("i32", f.emit("zext i1 %atomic to i32"))
     f.scatter("i32", arrays["write_clock"], "%index", clock, mask)
     f.scatter("i32", arrays["writer"], "%index", tid, mask)
-    f.scatter("i32", arrays["write_bytes"], "%index", f.binary("or", i32, "%bytes", f.splat("i32", flag)), mask)
+    f.scatter("i32", arrays["atomic"], "%index", flag, mask)
     f.scatter("i32", arrays["write_site"], "%index", site, mask)
     # two lanes of this very instruction
     last = f.gather("i32", arrays["writer"], "%index", mask)
-    last_bytes = f.gather("i32", arrays["write_bytes"], "%index", mask)
     twice = f.emit(f"icmp ne {i32} {last}, {tid}")
-    same = f.emit(f"icmp ne {i32} {f.binary('and', i32, last_bytes, '%bytes')}, zeroinitializer")
-    twice = f.bits(f.binary("and", "<32 x i1>", f.binary("and", "<32 x i1>", twice, same), mask))
+    twice = f.bits(f.binary("and", "<32 x i1>", twice, mask))
     twice = f.emit(f"select i1 %atomic, i32 0, i32 {twice}")
     f.line(f"%t.some = icmp ne i32 {twice}, 0")
     f.line("br i1 %t.some, label %t.note, label %out")
@@ -301,8 +288,6 @@ def _watch_shared() -> str:
     now = f.where(valid, joined, tid)
     f.scatter("i32", arrays["read_clock"], "%index", clock, mask)
     f.scatter("i32", arrays["reader"], "%index", now, mask)
-    kept = f.where(valid, f.binary("or", i32, bytes_r, "%bytes"), "%bytes")
-    f.scatter("i32", arrays["read_bytes"], "%index", kept, mask)
     f.scatter("i32", arrays["read_site"], "%index", site, mask)
     again = f.gather("i32", arrays["reader"], "%index", mask)
     lost = f.binary("and", "<32 x i1>", f.emit(f"icmp ne {i32} {again}, {now}"), mask)
@@ -313,8 +298,8 @@ def _watch_shared() -> str:
     f.place("out")
     f.line("ret void")
     return f.text(
-        "define void @cudaops_watch_shared(ptr %ctx, <32 x i64> %addresses, <32 x i64> %index, <32 x i32> %bytes, "
-        "i32 %mask, i32 %kind, i64 %site) noinline #0"
+        "define void @cudaops_watch_shared(ptr %ctx, <32 x i64> %addresses, <32 x i64> %index, i32 %mask, "
+        "i32 %kind, i64 %site) noinline #0"
     )
 
 
@@ -326,7 +311,7 @@ def _call_notes(f: _Function, mask: str, kind: int, sites: str, others: str) -> 
 
 
 def _watch_global() -> str:
-    """One lane's access to a buffer of the launch: blocks that touch the same word, and bytes nothing wrote.
+    """One lane's access to a buffer of the launch: blocks that touch the same granule, and bytes nothing wrote.
 
     What a block wrote before a fence and an atomic may be read by a block that has done an atomic since.
     """
@@ -376,40 +361,38 @@ def _watch_global() -> str:
     f.place("bytewise")
     _initialisation(f, init, into, "words")
     f.place("words")
-    words = f.binary("lshr", "i64", f.binary("add", "i64", size, "3"), "2")
+    shift = f.at("granule_shift", LAUNCH, launch)
+    round_up = f.binary("sub", "i64", f.binary("shl", "i64", "1", shift), "1")
+    words = f.binary("lshr", "i64", f.binary("add", "i64", size, round_up), shift)
     arrays = {name: f.array(race, n, words) for n, name in enumerate(GLOBAL_SHADOW)}
     has_race = f.emit(f"icmp ne ptr {race}, null")
-    first = f.binary("lshr", "i64", into, "2")
-    last = f.binary("lshr", "i64", f.binary("sub", "i64", f.binary("add", "i64", into, "%bytes"), "1"), "2")
-    inner = f.binary("and", "i64", into, "3")
-    short = f.emit("icmp ult i64 %bytes, 4")
-    wide = f.binary("shl", "i64", f.binary("sub", "i64", f.binary("shl", "i64", "1", "%bytes"), "1"), inner)
-    mask64 = f.emit(f"select i1 {short}, i64 {wide}, i64 15")
-    bytes_ = f.binary("and", "i32", f.emit(f"trunc i64 {mask64} to i32"), "15")
+    first = f.binary("lshr", "i64", into, shift)
+    last = f.binary("lshr", "i64", f.binary("sub", "i64", f.binary("add", "i64", into, "%bytes"), "1"), shift)
     f.line(f"br i1 {has_race}, label %word, label %out")
     f.place("word")
     f.line(f"%w = phi i64 [ {first}, %words ], [ %w.next, %w.end ]")
     at = {name: f.emit(f"getelementptr i32, ptr {pointer}, i64 %w") for name, pointer in arrays.items()}
     value = {name: f.emit(f"load i32, ptr {pointer}, align 4") for name, pointer in at.items()}
 
-    def clash(who: str, what: str) -> str:
+    def clash(who: str) -> str:
         owner = value[who]
         someone = f.emit(f"icmp ne i32 {owner}, 0")
         foreign = f.emit(f"icmp ne i32 {owner}, {block}")
-        shared = f.emit(f"icmp ne i32 {f.binary('and', 'i32', value[what], bytes_)}, 0")
         positive = f.emit(f"icmp sgt i32 {owner}, 0")
         index = f.emit(f"select i1 {positive}, i32 {owner}, i32 1")
         place = f.binary("sub", "i64", f.emit(f"sext i32 {index} to i64"), "1")
         let = f.emit(f"load i8, ptr {f.emit(f'getelementptr i8, ptr {released}, i64 {place}')}, align 1")
         ordered = f.binary("and", "i1", f.emit(f"icmp ne i8 {let}, 0"), acquired)
         ordered = f.binary("and", "i1", ordered, positive)
-        both = f.emit(f"icmp ne i32 {f.binary('and', 'i32', value[what], str(IS_ATOMIC))}, 0")
-        free = f.binary("or", "i1", ordered, f.binary("and", "i1", both, "%atomic"))
-        found = f.binary("and", "i1", f.binary("and", "i1", someone, foreign), shared)
+        free = ordered
+        if who == "writer":
+            both = f.binary("and", "i1", f.emit(f"icmp ne i32 {value['atomic']}, 0"), "%atomic")
+            free = f.binary("or", "i1", ordered, both)
+        found = f.binary("and", "i1", someone, foreign)
         return f.binary("and", "i1", found, f.emit(f"xor i1 {free}, true"))
 
-    bad_w = clash("writer", "write_bytes")
-    bad_r = f.binary("and", "i1", clash("reader", "read_bytes"), "%stores")
+    bad_w = clash("writer")
+    bad_r = f.binary("and", "i1", clash("reader"), "%stores")
     f.line(f"br i1 {bad_w}, label %note.w, label %test.r")
     f.place("note.w")
     _call_note(f, RACE_GLOBAL, value["write_site"], value["writer"])
@@ -423,12 +406,8 @@ def _watch_global() -> str:
     site = f.emit("trunc i64 %site to i32")
     f.line("br i1 %stores, label %put.w, label %put.r")
     f.place("put.w")
-    flag = f.emit(f"select i1 %atomic, i32 {IS_ATOMIC}, i32 0")
-    mine = f.emit(f"icmp eq i32 {value['writer']}, {block}")
-    old = f.emit(f"select i1 {mine}, i32 {f.binary('and', 'i32', value['write_bytes'], '15')}, i32 0")
     f.line(f"store i32 {block}, ptr {at['writer']}, align 4")
-    merged = f.binary("or", "i32", f.binary("or", "i32", old, bytes_), flag)
-    f.line(f"store i32 {merged}, ptr {at['write_bytes']}, align 4")
+    f.line(f"store i32 {f.emit('zext i1 %atomic to i32')}, ptr {at['atomic']}, align 4")
     f.line(f"store i32 {site}, ptr {at['write_site']}, align 4")
     f.line("br label %w.end")
     f.place("put.r")
@@ -436,7 +415,6 @@ def _watch_global() -> str:
     me = f.emit(f"icmp eq i32 {value['reader']}, {block}")
     new = f.emit(f"select i1 {f.binary('or', 'i1', none, me)}, i32 {block}, i32 {SEVERAL}")
     f.line(f"store i32 {new}, ptr {at['reader']}, align 4")
-    f.line(f"store i32 {f.binary('or', 'i32', value['read_bytes'], bytes_)}, ptr {at['read_bytes']}, align 4")
     f.line(f"store i32 {site}, ptr {at['read_site']}, align 4")
     f.line("br label %w.end")
     f.place("w.end")
@@ -508,7 +486,7 @@ def _watch() -> str:
     f.line("br label %aligned")
     f.place("aligned")
     left = f.binary("and", "i32", good, f.binary("xor", "i32", odd_bits, "-1"))
-    # shared memory, all lanes at once, word by word
+    # shared memory, all lanes at once, granule by granule
     base, size = f.field("shared"), f.field("shared_bytes")
     into = f.binary("sub", "<32 x i64>", "%addresses", f.splat("i64", base))
     inside = f.emit(f"icmp ult <32 x i64> {into}, {f.splat('i64', size)}")
@@ -516,22 +494,17 @@ def _watch() -> str:
     f.line(f"%shared.some = icmp ne i32 {inner}, 0")
     f.line("br i1 %shared.some, label %shared, label %rest")
     f.place("shared")
-    words = f.binary("lshr", "i32", f.binary("add", "i32", "%bytes", "3"), "2")
-    start = f.binary("and", "<32 x i64>", into, "splat (i64 3)")
-    narrow = f.emit("icmp ult i32 %bytes, 4")
-    ones = f.binary("sub", "i64", f.binary("shl", "i64", "1", "%bytes64"), "1")
-    some = f.binary("shl", "<32 x i64>", f.splat("i64", ones), start)
-    few = f.emit(f"trunc <32 x i64> {some} to <32 x i32>")
-    touched = f.emit(f"select i1 {narrow}, <32 x i32> {few}, <32 x i32> splat (i32 15)")
-    first = f.binary("lshr", "<32 x i64>", into, "splat (i64 2)")
+    shift = f.field("shadow_shift")
+    words = f.emit(f"trunc i64 {f.binary('lshr', 'i64', '%bytes64', shift)} to i32")
+    first = f.binary("lshr", "<32 x i64>", into, f.splat("i64", shift))
     f.line("br label %word")
     f.place("word")
     f.line("%w = phi i32 [ 0, %shared ], [ %w.next, %word ]")
     step = f.splat("i64", f.emit("zext i32 %w to i64"))
     index = f.binary("add", "<32 x i64>", first, step)
     f.line(
-        f"call void @cudaops_watch_shared(ptr %ctx, <32 x i64> %addresses, <32 x i64> {index}, <32 x i32> {touched}, "
-        f"i32 {inner}, i32 %kind, i64 %site64)"
+        f"call void @cudaops_watch_shared(ptr %ctx, <32 x i64> %addresses, <32 x i64> {index}, i32 {inner}, "
+        f"i32 %kind, i64 %site64)"
     )
     f.line("%w.next = add i32 %w, 1")
     f.line(f"%w.more = icmp ult i32 %w.next, {words}")
@@ -578,6 +551,11 @@ def _watch() -> str:
         "define i32 @cudaops_watch(ptr %ctx, <32 x i64> %addresses, i32 %mask, i32 %bytes, i32 %kind, i32 %site, "
         "i32 %slot, i32 %spaces) #0"
     )
+
+
+def granule(sites: Sequence[Site], space: str) -> int:
+    """Bytes, a power of two: no access to `space` is smaller, nor lies across the granules of such a one."""
+    return min(4, *(site.bytes for site in sites if site.bytes and site.space in (space, "generic")), 4)
 
 
 def first_of_each(found: Sequence[Record]) -> list[Record]:

@@ -401,15 +401,23 @@ define preserve_allcc i1 @cudaops_poll(ptr %ctx, i32 %site) #0 {{
 entry:{_field("launch", "%launch", "ptr")}
   %abort = getelementptr i8, ptr %launch, i64 {LAUNCH["abort"]}
   %budget = getelementptr i8, ptr %ctx, i64 {WORKER["budget"]}
+  %left = load i64, ptr %budget, align 8
   store i64 {layout.POLL_EVERY}, ptr %budget, align 8
   %stop = load atomic i64, ptr %abort monotonic, align 8
   %stopped = icmp ne i64 %stop, 0
   br i1 %stopped, label %yes, label %count
-count:{_field("steps", "%steps")}{_field("steps_limit", "%limit")}
-  %total = add i64 %steps, {layout.POLL_EVERY}
+count:{_field("steps", "%steps")}{_field("steps_limit", "%limit")}{_field("budget_start", "%start")}
+  %used = sub i64 %start, %left
+  %total = add i64 %steps, %used
   store i64 %total, ptr %steps.at, align 8
   %limited = icmp ne i64 %limit, 0
-  %many = icmp uge i64 %total, %limit
+  %many = icmp ugt i64 %total, %limit
+  %room = sub i64 %limit, %total
+  %short = icmp ult i64 %room, {layout.POLL_EVERY}
+  %cut = and i1 %limited, %short
+  %next = select i1 %cut, i64 %room, i64 {layout.POLL_EVERY}
+  store i64 %next, ptr %budget, align 8
+  store i64 %next, ptr %start.at, align 8
   %over = and i1 %limited, %many
   br i1 %over, label %note, label %ask
 note:{_field("warp", "%warp")}{_field("block", "%block")}
@@ -486,6 +494,8 @@ entry:
   %init.at = getelementptr i8, ptr %ctx, i64 {WORKER["shared_init"]}
   %steps.at = getelementptr i8, ptr %ctx, i64 {WORKER["steps"]}
   %budget.at = getelementptr i8, ptr %ctx, i64 {WORKER["budget"]}
+  %budget_start.at = getelementptr i8, ptr %ctx, i64 {WORKER["budget_start"]}
+  %steps_limit.at = getelementptr i8, ptr %ctx, i64 {WORKER["steps_limit"]}
   %has.shared = icmp ne i64 %shared.bytes, 0
   br label %take
 take:
@@ -579,8 +589,12 @@ block.end:
   %budget = load i64, ptr %budget.at, align 8
   %budget.left = sub i64 %budget, {layout.BLOCK_STEPS}
   store i64 %budget.left, ptr %budget.at, align 8
+  store i64 %budget.left, ptr %budget_start.at, align 8
   %used.up = icmp slt i64 %budget.left, 0
-  br i1 %used.up, label %look, label %go.on
+  %steps.limit = load i64, ptr %steps_limit.at, align 8
+  %counted = icmp ne i64 %steps.limit, 0
+  %look.now = or i1 %used.up, %counted
+  br i1 %look.now, label %look, label %go.on
 look:
   %quit = call preserve_allcc i1 @cudaops_poll(ptr %ctx, i32 0)
   store i64 0, ptr %steps.at, align 8

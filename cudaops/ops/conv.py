@@ -25,7 +25,7 @@ _FUSED = {None: "", "relu": "relu"}
 # Applied after it.
 _APPLIED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": functional.gelu,
-    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
     "silu": functional.silu,
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
@@ -485,8 +485,10 @@ def _differentiable(
     def call(*inputs: Any) -> Any:
         return Transformed.apply(*inputs) if library.transforms_active() else op(*inputs)
 
-    op = library.define(schema, kernel=kernel, fake=fake, autograd=autograd)
-    torch.library.register_vmap(op, partial(batched, op), lib=library.LIBRARY)  # for who calls the op itself
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
+        return batched(op, info, in_dims, *inputs)  # for who calls the op itself
+
+    op = library.define(schema, kernel=kernel, fake=fake, autograd=autograd, vmap=vmap)
     return call
 
 

@@ -1,4 +1,4 @@
-"""The `cudaops` operator library: where every op's schema and kernels are registered, and what the registrations share."""
+"""The `cudaops` operator library: where every op is registered, and what the registrations share."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def check_together(op: str, *tensors: torch.Tensor) -> None:
     for tensor in tensors[1:]:
         if tensor.device != first.device:
             raise RuntimeError(
-                f"{op}: expected all tensors to be on the same device, but found at least two devices, {first.device} and "
-                f"{tensor.device}; move one with .to('{first.device}')"
+                f"{op}: expected all tensors to be on the same device, but found at least two devices, {first.device} "
+                f"and {tensor.device}; move one with .to('{first.device}')"
             )
         if tensor.dtype != first.dtype:
             raise RuntimeError(

@@ -112,7 +112,8 @@ def _check_bias(bias: torch.Size, shape: tuple[Any, ...]) -> None:
     leading = len(shape) - len(bias)
     if leading < 0 or any(b != 1 and b != s for b, s in zip(bias, shape[leading:], strict=True)):
         raise RuntimeError(
-            f"linear: bias of shape {tuple(bias)} does not match the result, which is {tuple(shape)}; bias is (out_features)"
+            f"linear: bias of shape {tuple(bias)} does not match the result, which is {tuple(shape)}; "
+            "bias is (out_features)"
         )
 
 
@@ -133,7 +134,8 @@ def plan_linear(
     activation: str | None = None,
     config: str | None = None,
 ) -> Plan:
-    """Plan one launch: tensors (out, input, weight[, bias]). Arguments and errors as `plan_matmul`; weight as in `linear`."""
+    """Plan one launch: tensors (out, input, weight, bias). Arguments and errors as `plan_matmul`'s, weight as
+    `linear`'s."""
     transposed = TensorSpec(weight.shape[::-1], weight.strides[::-1], weight.dtype, weight.alignment)
     return plan_matmul(input, transposed, bias, arch=arch, activation=activation, config=config, op="linear")
 
@@ -165,7 +167,7 @@ def _kernel(
     input, weight = few_batch_dims(input, weight)
     specs = spec_of(input), spec_of(weight), None if bias is None else spec_of(bias)
     plan = _plan(*specs, activation, arch_of(input.device))
-    launch(plan, (out, input, weight) if bias is None else (out, input, weight, bias))
+    launch(plan, (out, input, weight, input if bias is None else bias))
     return out
 
 

@@ -24,12 +24,12 @@ def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
     Arguments:
         input: `(K)`, `(M, K)` or `(*, M, K)`, any strides.
-        other: `(K)`, `(K, N)` or `(*, K, N)`; leading dimensions broadcast. A 1-d side has its dimension dropped from the
-            result. float32, float64, int32 or int64, both the same, on one device.
+        other: `(K)`, `(K, N)` or `(*, K, N)`; leading dimensions broadcast, and a 1-d side adds no dimension to the
+            result. Both of one dtype (float32, float64, int32, int64), on one device.
 
     Returns:
-        A new contiguous tensor. Integers wrap. Each element is the sum of its products in order of K, each product added by
-        one fused multiply-add.
+        A new contiguous tensor. Each element is the sum of its products in order of K, each added by one fused
+        multiply-add; integers wrap.
 
     Raises:
         TypeError: an argument is no tensor.
@@ -76,8 +76,8 @@ def _broadcast(left: Sequence[Any], right: Sequence[Any], op: str) -> tuple[Any,
     for dim, (a, b) in enumerate(zip(left, right, strict=True)):
         if a != b and a != 1 and b != 1:
             raise RuntimeError(
-                f"{op}: the size of tensor a ({a}) must match the size of tensor b ({b}) at non-singleton batch dimension "
-                f"{dim}; batch dimensions are equal, or one of them is 1"
+                f"{op}: the size of tensor a ({a}) must match the size of tensor b ({b}) at non-singleton batch "
+                f"dimension {dim}; batch dimensions are equal, or one of them is 1"
             )
     return tuple(b if a == 1 else a for a, b in zip(left, right, strict=True))
 
@@ -155,7 +155,7 @@ def plan_matmul(
     config: str | None = None,
     op: str = "matmul",
 ) -> Plan:
-    """Plan one launch of matmul_simt: tensors (out, input, other[, bias]), out contiguous.
+    """Plan one launch of matmul_simt: tensors (out, input, other, bias), out contiguous; without a bias any in its place.
 
     Arguments:
         input, other: as `matmul` takes them; the product must not be empty (K may be 0).
@@ -239,8 +239,8 @@ def plan_matmul(
         *(a.outer, b.outer, problem.k),
     )
     reason = (
-        f"{chosen.name} tile{' of the transposed product' if swap else ''}, {chosen.tm}x{chosen.tn} a thread: {blocks} blocks "
-        f"for {_sm_count(arch)} SMs; a {load_a}, b {load_b}, c by {store_width}"
+        f"{chosen.name} tile{' of the transposed product' if swap else ''}, {chosen.tm}x{chosen.tn} a thread: "
+        f"{blocks} blocks for {_sm_count(arch)} SMs; a {load_a}, b {load_b}, c by {store_width}"
     )
     return Plan(
         op=op,
@@ -369,7 +369,7 @@ def _kernel(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     out = input.new_empty(shape)
     if plan is None:
         return out.zero_()
-    launch(plan, (out, input, other))
+    launch(plan, (out, input, other, input))
     return out
 
 
@@ -456,7 +456,7 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch
 
 
 def gradient_of_left(grad: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """The gradient of a product's left operand, in that operand's shape, and in its strides if it is a transposed matrix."""
+    """The gradient of a product's left operand, in its shape, and in its strides where that is a transposed matrix."""
     grad, left_2d, right_2d = _as_matrices(grad, left, right)
     return _reduced(grad, right_2d.mT, left_2d, columns_first=_is_transposed(left)).reshape(left.shape)
 
@@ -503,8 +503,10 @@ def matmul_batched(
     input: torch.Tensor,
     other: torch.Tensor,
 ) -> torch.Tensor:
-    """The product under vmap, whose dimension comes first in the result: it is one more batch dimension, broadcast where a
-    side has none."""
+    """The product under vmap, whose dimension comes first in the result.
+
+    It is one more batch dimension, broadcast where a side has none.
+    """
     vector_left = input.dim() - (in_dims[0] is not None) == 1
     vector_right = other.dim() - (in_dims[1] is not None) == 1
     input = input.movedim(in_dims[0], 0) if in_dims[0] is not None else input.unsqueeze(0)

@@ -65,9 +65,9 @@ class MatmulConfig:
         return 2 * itemsize * (self.bm * (bk + a_pad) + bk * (self.bn + pad))
 
 
-# "128x256" is the fastest where there is work for every SM: 16x8 outputs a thread need 6 shared loads of 16 bytes for 128
-# multiply-adds, which GPUs with 128 FP32 lanes an SM need to keep them all busy. The others give up some of that for more
-# blocks. All span rows with a warp; a product with a short n is done transposed instead (SWAP).
+# "128x256" is the fastest where there is work for every SM: 16x8 outputs a thread need 6 shared loads of 16 bytes for
+# 128 multiply-adds, which GPUs with 128 FP32 lanes an SM need to keep them all busy. The others give up some of that
+# for more blocks. All span rows with a warp; a product with a short n is done transposed instead (SWAP).
 MATMUL_CONFIGS = (
     MatmulConfig("128x256", 128, 256, 8, 16, 8, 32, 1, 1.0),
     MatmulConfig("64x128", 64, 128, 8, 16, 4, 32, 3, 0.9),
@@ -77,7 +77,7 @@ MATMUL_CONFIGS = (
 
 
 def is_legal(config: MatmulConfig, itemsize: int) -> bool:
-    """Whether the kernel compiles with `config` for elements of `itemsize` bytes, within registers and shared memory."""
+    """Whether the kernel compiles with `config` for `itemsize`-byte elements, within registers and shared memory."""
     pack = PACK_BYTES // itemsize
     if config.lanes_n not in (8, 16, 32) or config.bm % config.warp_m or config.bn % config.warp_n:
         return False
@@ -98,7 +98,7 @@ def is_legal(config: MatmulConfig, itemsize: int) -> bool:
 
 
 def _shares(outer: int, bk: int, width: int, threads: int) -> bool:
-    """Whether `threads` divide an outer x bk tile into equal shares, by loads of `width` along either side (tile_load.cuh)."""
+    """Whether `threads` share an outer x bk tile equally, by loads of `width` along either side (tile_load.cuh)."""
     loads = outer * bk // width
     lines = (bk // width, outer // width)
     return all(line % threads == 0 or threads % line == 0 for line in lines) and (

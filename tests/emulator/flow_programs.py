@@ -50,7 +50,9 @@ def random_graph(source: random.Random, size: int, forward: float = 0.7) -> list
     """`size` blocks; block `size` is the end."""
 
     def change() -> Change:
-        operand: str | int = source.choice(REGISTERS) if source.random() < 0.5 else source.choice((1, 3, 5, 0x10, 0x7FFFFFFF))
+        operand: str | int = (
+            source.choice(REGISTERS) if source.random() < 0.5 else source.choice((1, 3, 5, 0x10, 0x7FFFFFFF))
+        )
         return Change(source.choice(REGISTERS), source.choice(list(OPS)), operand)
 
     def test() -> tuple[str, int, int]:

@@ -36,7 +36,13 @@ class Kernel:
     params: tuple[Variable, ...]
 
     def __call__(
-        self, grid: Dim, block: Dim, *arguments: Argument, smem: int = 0, threads: int = 1, extra: Sequence[Argument] = ()
+        self,
+        grid: Dim,
+        block: Dim,
+        *arguments: Argument,
+        smem: int = 0,
+        threads: int = 1,
+        extra: Sequence[Argument] = (),
     ) -> None:
         """Launch on the arrays themselves; `extra` arrays are reachable, but no parameter points to them."""
         config = LaunchConfig(dim3(grid), dim3(block), smem)

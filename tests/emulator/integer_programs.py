@@ -8,7 +8,7 @@ register. All arithmetic is exact in `reference.evaluate`.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,12 +25,33 @@ CONSTANTS = (0, 1, 2, 3, 4, 5, 7, 8, 12, 15, 16, 24, 28, 31, 32, 33, 60, 63, 64,
              65536, 0x7FFFFF, 0x1FFFFFFF, 0x3FFFFFFF, 0x40000000, 0x7FFFFFF0, 0x7FFFFFFF, 0x80000000, 0x80000001,
              0xFFFF0000, 0xFFFFFF00, 0xFFFFFF80, 0xFFFFFFE0, 0xFFFFFFF0, 0xFFFFFFF8, 0xFFFFFFFC, 0xFFFFFFFE, 0xFFFFFFFF)  # fmt: skip
 SHIFTS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 16, 24, 27, 28, 29, 30, 31, 32, 33, 63, 64, 70)
-BLOCKS = ((32, 1, 1), (64, 1, 1), (128, 1, 1), (40, 1, 1), (8, 8, 1), (16, 4, 2), (4, 2, 8), (5, 7, 1), (64, 2, 1), (2, 3, 7), (1, 1, 40))
+BLOCKS = (
+    (32, 1, 1),
+    (64, 1, 1),
+    (128, 1, 1),
+    (40, 1, 1),
+    (8, 8, 1),
+    (16, 4, 2),
+    (4, 2, 8),
+    (5, 7, 1),
+    (64, 2, 1),
+    (2, 3, 7),
+    (1, 1, 40),
+)
 
+# Steps that keep what a value is across the lanes come up more often.
+_PATTERNED = """
+    add.s32 r r c; add.s32 r r r; sub.s32 r r r; mul.lo.s32 r r c; mad.lo.s32 r r c r; shl.b32 r r s; shr.u32 r r s
+    shr.s32 r r s; and.b32 r r c; or.b32 r r c; or.b32 r r r; xor.b32 r r c; bfi.b32 r r r s s; bfe.u32 r r s s
+    mul.wide.s32 q r c; mul.wide.u32 q r c; mad.wide.s32 q r c q; cvt.s64.s32 q r; cvt.u64.u32 q r; cvt.u32.u64 r q
+    cvt.u16.u32 h r; cvt.s8.s32 r r; cvt.s32.s8 r r; cvt.u32.u16 r h; add.s64 q q q; shl.b64 q q s; shr.s64 q q s;
+"""
 # opcode, class of the result, classes of the operands: r 32 bits, q 64, h 16, p predicate, c constant, s shift count
 STEPS = tuple(
     (text.split()[0], text.split()[1], tuple(text.split()[2:]))
-    for text in """
+    for text in (
+        4 * _PATTERNED
+        + """
     add.s32 r r r; add.s32 r r c; sub.s32 r r r; sub.s32 r c r; sub.s32 r r c; mul.lo.s32 r r c; mul.lo.s32 r r r
     mad.lo.s32 r r c r; mad.lo.s32 r r r r; mad.lo.s32 r c r c; neg.s32 r r; abs.s32 r r; not.b32 r r; mul.hi.u32 r r c
     mul.hi.s32 r r r; shl.b32 r r s; shl.b32 r r s; shl.b32 r r r; shr.u32 r r s; shr.s32 r r s; shr.u32 r r r
@@ -52,12 +73,33 @@ STEPS = tuple(
     min.s16 h h h; max.u16 h h c; div.s16 h h c; rem.u16 h h h; neg.s16 h h; selp.b16 h h h p
     setp.lt.s32 p r c; setp.ge.s32 p r r; setp.lo.u32 p r c; setp.eq.s32 p r r; setp.ne.s32 p r c; setp.gt.u32 p r r
     setp.lt.s64 p q c; setp.hi.u64 p q q; setp.le.s16 p h c; and.pred p p p; xor.pred p p p; not.pred p p
+    """
+    )
+    .replace("\n", ";")
+    .split(";")
+    if text.strip()
+)
+# Several steps as one; '.' is the result of the step before.
+COMPOUNDS = tuple(
+    tuple((part.split()[0], part.split()[1], tuple(part.split()[2:])) for part in text.split("+"))
+    for text in """
+    shl.b32 r r s + shr.s32 r . s; shl.b32 r r s + shr.u32 r . s; shl.b32 r r s + or.b32 r . r; neg.s32 r r + mul.wide.s32 q . c
+    mul.lo.s32 r r c + shr.s32 r . s + and.b32 r . c; cvt.s64.s32 q r + shl.b64 q . s + shr.s64 q . s; add.s32 r r c + mul.wide.s32 q . c
+    and.b32 r r c + shl.b32 r . s + or.b32 r . r; shl.b32 r r s + bfe.s32 r . s s; bfi.b32 r r r s s + bfe.u32 r . s s
+    sub.s32 r c r + mul.wide.u32 q . c; mul.lo.s32 r r c + xor.b32 r . c + cvt.s64.s32 q .; cvt.u64.u32 q r + sub.s64 q . q
+    add.s32 r r c + cvt.s8.s32 r .; mul.lo.s32 r r c + cvt.u16.u32 h . + cvt.u32.u16 r .; shr.u32 r r s + bfi.b32 r r . s s
     """.replace("\n", ";").split(";")
     if text.strip()
 )
 REGISTER = {"r": "b32", "q": "b64", "h": "b16", "p": "pred"}
 # How a look-up in the table gets its index from a 32-bit register.
-INDEX = ("and.b32 {t}, {r}, 63", "shr.u32 {t}, {r}, 26", "bfe.u32 {t}, {r}, 5, 6", "rem.u32 {t}, {r}, 64", "min.u32 {t}, {r}, 63")
+INDEX = (
+    "and.b32 {t}, {r}, 63",
+    "shr.u32 {t}, {r}, 26",
+    "bfe.u32 {t}, {r}, 5, 6",
+    "rem.u32 {t}, {r}, 64",
+    "min.u32 {t}, {r}, 63",
+)
 
 
 Log = dict[int, list[int]]  # action -> the values it gave, one for each time it ran
@@ -86,7 +128,11 @@ class _Loop:
     @classmethod
     def open(cls, n: int, form: int, begin: int, turns: int, source: int, pools: dict[str, list[str]], fresh: Any, assign: Any, mark: Any) -> _Loop:  # fmt: skip
         step = (1, 1, 2, 4, 32, -1, -3)[form % 7]
-        test = ("setp.ne.s32", "setp.lt.s32" if step > 0 else "setp.gt.s32", "setp.lo.u32" if step > 0 else "setp.hi.u32")[form // 7 % 3]
+        test = (
+            "setp.ne.s32",
+            "setp.lt.s32" if step > 0 else "setp.gt.s32",
+            "setp.lo.u32" if step > 0 else "setp.hi.u32",
+        )[form // 7 % 3]
         start = (0, 0, 1, 5, 64, 0x7FFFFFF8, 0xFFFFFFF8, 0x80000000)[begin % 8]
         counter, limit, predicate = fresh("r"), fresh("r"), fresh("p")
         assign("r", "mov.u32", start, into=counter)
@@ -123,7 +169,9 @@ class Program:
     kernel: harness.Kernel = field(init=False)
 
     def __post_init__(self) -> None:
-        self.kernel = harness.ptx(self.text, ".param .u64 out, .param .u64 table, .param .u32 a, .param .u32 b, .param .u64 c", module="")
+        self.kernel = harness.ptx(
+            self.text, ".param .u64 out, .param .u64 table, .param .u32 a, .param .u32 b, .param .u64 c", module=""
+        )
 
     def check(self, grid: tuple[int, int, int], a: int, b: int, c: int, table: np.ndarray) -> None:
         x, y, z = self.block
@@ -140,7 +188,6 @@ class Program:
                     f"%{name} of thread {ids} is {got:#x}, not {expected:#x}; grid {grid}, block {self.block}, "
                     f"a {a:#x} b {b:#x} c {c:#x}\n{self.text}"
                 )
-
 
     def check_analysis(self, grid: tuple[int, int, int], a: int, b: int, c: int, table: np.ndarray) -> None:
         """Every value is what the lane analysis says of its instruction: S + L, S in its interval, its low bits zero."""
@@ -162,7 +209,9 @@ class Program:
                 logs: list[Log] = []
                 for inside in range(first, min(first + 32, threads)):
                     logs.append({})
-                    _interpret(self.actions, _ids(outside * threads + inside, self.block, grid), a, b, c, words, logs[-1])
+                    _interpret(
+                        self.actions, _ids(outside * threads + inside, self.block, grid), a, b, c, words, logs[-1]
+                    )
                 for n, lanes in claims.items():
                     self._check_claim(n, lanes, [log.get(n, []) for log in logs])
 
@@ -226,6 +275,35 @@ def build(steps: Sequence[Step], block: tuple[int, int, int]) -> Program:
         if depth:  # the loop around it may run zero times
             pools["r"] = [name for name in pools["r"] if name not in loop.own]
 
+    def target(kind: str, choices: Iterator[int]) -> str | None:
+        """Inside a loop, a register that is there already."""
+        if not depth:
+            return None
+        options = [n for n in pools[kind] if n not in {name for loop in depth for name in loop.own}]
+        return options[next(choices) % len(options)]
+
+    def operand(kind: str, opcode: str, choice: int) -> str | int:
+        if kind == "c":
+            return _constant(CONSTANTS[choice % len(CONSTANTS)], opcode, bool(choice >> 8 & 1))
+        return SHIFTS[choice % len(SHIFTS)] if kind == "s" else _chosen(pools[kind], choice)
+
+    def look_up(choices: Iterator[int]) -> None:
+        into = target("r", choices)
+        index = INDEX[next(choices) % len(INDEX)]
+        source = _chosen(pools["r"], next(choices))
+        space = ("global", "shared")[next(choices) % 2]
+        t, q = fresh("r"), fresh("q")
+        opcode, rest = index.format(t="t", r="r").split(" ", 1)
+        lines.append(f".loc 1 {len(actions) + 1} 0")
+        lines.append(index.format(t=f"%{t}", r=f"%{source}") + ";")
+        actions.append(("set", t, "r", opcode, (source, *(int(o) for o in rest.split(", ")[2:]))))
+        name = into or fresh("r")
+        lines.append(f"mul.wide.u32 %{q}, %{t}, 4; add.s64 %{q}, %{'table' if space == 'global' else 'words'}, %{q};")
+        lines.append(f"ld.{space}.u32 %{name}, [%{q}];")
+        actions.append(("table", name, t))
+        if into is None:
+            pools["r"].append(name)
+
     for special in ("%tid.x", "%tid.y", "%tid.z", "%laneid", "%ctaid.x", "%ctaid.y", "%ntid.x"):
         assign("r", "mov.u32", special)
     for name in ("a", "b"):
@@ -247,58 +325,58 @@ def build(steps: Sequence[Step], block: tuple[int, int, int]) -> Program:
         choices = iter(step.choices)
         if step.opcode == "loop":
             if len(depth) < 2:
-                depth.append(_Loop.open(len(lines), next(choices), next(choices), next(choices), next(choices), pools, fresh, assign, mark))
+                depth.append(
+                    _Loop.open(
+                        len(lines),
+                        next(choices),
+                        next(choices),
+                        next(choices),
+                        next(choices),
+                        pools,
+                        fresh,
+                        assign,
+                        mark,
+                    )
+                )
             continue
         if step.opcode == "end":
             if depth:
                 close()
             continue
-        into = None
-        if depth:
-            options = [n for n in pools[step.result] if n not in {name for loop in depth for name in loop.own}]
-            into = options[next(choices) % len(options)]
         if step.opcode == "look up":
-            index = INDEX[next(choices) % len(INDEX)]
-            source = pools["r"][next(choices) % len(pools["r"])]
-            space = ("global", "shared")[next(choices) % 2]
-            t, q = fresh("r"), fresh("q")
-            lines.append(index.format(t=f"%{t}", r=f"%{source}") + ";")
-            lines.append(f"mul.wide.u32 %{q}, %{t}, 4;")
-            lines.append(f"add.s64 %{q}, %{'table' if space == 'global' else 'words'}, %{q};")
-            name = into or fresh("r")
-            lines.append(f"ld.{space}.u32 %{name}, [%{q}];")
-            opcode, rest = index.format(t="t", r="r").split(" ", 1)
-            lines.insert(-3, f".loc 1 {len(actions) + 1} 0")
-            actions.append(("set", t, "r", opcode, (source, *(int(o) for o in rest.split(", ")[2:]))))
-            actions.append(("table", name, t))
-            if into is None:
-                pools["r"].append(name)
+            look_up(choices)
             continue
-        operands: list[object] = []
-        for kind in step.operands:
-            choice = next(choices)
-            if kind == "c":
-                operands.append(_constant(CONSTANTS[choice % len(CONSTANTS)], step.opcode))
-            elif kind == "s":
-                operands.append(SHIFTS[choice % len(SHIFTS)])
-            else:
-                pool = pools[kind]
-                # The newest registers are chosen most often: long chains.
-                operands.append(pool[-1 - (choice // 4 % min(5, len(pool)) if choice % 4 else choice % len(pool))])
-        assign(step.result, step.opcode, *operands, into=into)
+        before = None
+        for opcode, result, kinds in (
+            COMPOUNDS[next(choices) % len(COMPOUNDS)]
+            if step.opcode == "compound"
+            else [(step.opcode, step.result, step.operands)]
+        ):
+            operands = [before if kind == "." else operand(kind, opcode, next(choices)) for kind in kinds]
+            before = assign(result, opcode, *operands, into=target(result, choices))
     while depth:
         close()
     stored = [(n, kind) for kind in ("r", "q", "h", "p") for n in pools[kind]]
     return Program(_whole(lines, count, stored, block), actions, stored, block)
 
 
-def _constant(value: int, opcode: str) -> int:
-    """As an operand of the instruction's type: negative where a signed type needs it."""
-    if opcode.startswith(("sub.s64", "add.s64", "mul.lo.s64", "mad.lo.s64", "min.s64", "div.s64", "setp.lt.s64", "and.b64")):
+def _chosen(pool: list[str], choice: int) -> str:
+    """A register that the program began with (their lanes have a pattern), one of the newest, or any."""
+    how, which = choice % 8, choice // 8
+    if how < 3:
+        return pool[which % min(len(pool), 11)]
+    return pool[-1 - which % min(len(pool), 3)] if how < 7 else pool[which % len(pool)]
+
+
+def _constant(value: int, opcode: str, minus: bool) -> int:
+    """As an operand of the instruction's type: negative where a signed type needs it, or (`minus`) may have it."""
+    if opcode.startswith(
+        ("sub.s64", "add.s64", "mul.lo.s64", "mad.lo.s64", "min.s64", "div.s64", "setp.lt.s64", "and.b64")
+    ):
         return value - (1 << 32) if value >> 31 else value
     if opcode.split(".")[-1][1:] == "16":
         return value & 0x7FFF
-    return value
+    return value - (1 << 32) if minus and value >> 31 and opcode.endswith("32") else value
 
 
 def _shown(operand: object) -> str:
@@ -307,9 +385,7 @@ def _shown(operand: object) -> str:
 
 def _whole(lines: list[str], count: dict[str, int], stored: list[tuple[str, str]], block: tuple[int, int, int]) -> str:
     threads = block[0] * block[1] * block[2]
-    text = [
-        f".reg .{REGISTER[kind]} %{kind}<{count[kind] + 1}>;" for kind in count
-    ] + [
+    text = [f".reg .{REGISTER[kind]} %{kind}<{count[kind] + 1}>;" for kind in count] + [
         ".reg .b64 %table, %words, %out, %w<4>; .reg .b32 %i<9>; .reg .b16 %j;",
         f".shared .align 16 .b8 sh[{4 * TABLE_WORDS}];",
         "ld.param.u64 %table, [table]; ld.param.u64 %out, [out];",
@@ -321,7 +397,9 @@ def _whole(lines: list[str], count: dict[str, int], stored: list[tuple[str, str]
     ]
     for start in range(0, TABLE_WORDS, threads):
         text.append(f"add.s32 %i6, %i5, {start}; and.b32 %i6, %i6, {TABLE_WORDS - 1}; mul.wide.u32 %w0, %i6, 4;")
-        text.append("add.s64 %w1, %table, %w0; ld.global.u32 %i7, [%w1]; add.s64 %w1, %words, %w0; st.shared.u32 [%w1], %i7;")
+        text.append(
+            "add.s64 %w1, %table, %w0; ld.global.u32 %i7, [%w1]; add.s64 %w1, %words, %w0; st.shared.u32 [%w1], %i7;"
+        )
     text.append("bar.sync 0;")
     text += lines
     text += [
@@ -341,7 +419,13 @@ def _whole(lines: list[str], count: dict[str, int], stored: list[tuple[str, str]
 
 
 def _interpret(
-    actions: list[tuple[object, ...]], ids: dict[str, int], a: int, b: int, c: int, table: list[int], log: Log | None = None
+    actions: list[tuple[object, ...]],
+    ids: dict[str, int],
+    a: int,
+    b: int,
+    c: int,
+    table: list[int],
+    log: Log | None = None,
 ) -> dict[str, int]:
     values: dict[str, int] = {}
     given = {"a": a & 0xFFFFFFFF, "b": b & 0xFFFFFFFF, "c": c & (2**64 - 1)}
@@ -408,6 +492,8 @@ def random_steps(seed: int, count: int) -> list[Step]:
             steps.append(Step("loop", "r", (), choices))
         elif kind < 0.16:
             steps.append(Step("end", "r", (), choices))
+        elif kind < 0.4:
+            steps.append(Step("compound", "r", (), tuple(source.randrange(1 << 16) for _ in range(16))))
         else:
             opcode, result, operands = source.choice(STEPS)
             steps.append(Step(opcode, result, operands, choices))

@@ -117,7 +117,12 @@ def _integer(size: Fraction, mode: str, minus: bool) -> int:
     rest = size - low
     if rest == 0:
         return low
-    up = {"rz": False, "rp": not minus, "rm": minus, "rn": rest > Fraction(1, 2) or (rest == Fraction(1, 2) and low & 1)}
+    up = {
+        "rz": False,
+        "rp": not minus,
+        "rm": minus,
+        "rn": rest > Fraction(1, 2) or (rest == Fraction(1, 2) and low & 1),
+    }
     return low + bool(up[mode])
 
 
@@ -498,9 +503,7 @@ MEANING: dict[str, Callable[..., int]] = {
     "sqrt": _float(_root),
     "min": _both(_integers(lambda parts, type_, a, b: min(a, b)), _float(_extremum)),
     "max": _both(_integers(lambda parts, type_, a, b: max(a, b)), _float(_extremum)),
-    "abs": _both(
-        _integers(lambda parts, type_, a: abs(a)), _float(lambda parts, type_, a: a & (sign_bit(type_) - 1))
-    ),
+    "abs": _both(_integers(lambda parts, type_, a: abs(a)), _float(lambda parts, type_, a: a & (sign_bit(type_) - 1))),
     "neg": _both(_integers(lambda parts, type_, a: -a), _float(lambda parts, type_, a: a ^ sign_bit(type_))),
     "copysign": lambda parts, a, b: (b & (sign_bit(parts[-1]) - 1)) | (a & sign_bit(parts[-1])),
     "testp": _testp,

@@ -439,7 +439,11 @@ def test_registers_of_every_kind_live_across_barriers() -> None:
     for r in range(n):
         other = d[::-1].copy()
         d = np.where(odd, d + other, d - other)
-        w, small, g = w + r + affine, (small.astype(np.int32) * 3 + 1).astype(np.int16), g * np.float32(0.5) + np.float32(r)
+        w, small, g = (
+            w + r + affine,
+            (small.astype(np.int32) * 3 + 1).astype(np.int16),
+            g * np.float32(0.5) + np.float32(r),
+        )
         odd, affine = ~odd, affine + 4
     expected = d + w * 1e-9 + small + g + affine * 1e-3 + 0.25
     assert np.array_equal(out, expected)

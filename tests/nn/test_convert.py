@@ -138,6 +138,18 @@ def test_parameters_keys_types_and_modes_stay_the_very_same() -> None:
     assert seen() == before
 
 
+def test_no_other_instance_and_no_class_is_touched() -> None:
+    model, x = net_and_input()
+    other = copy.deepcopy(model)
+    before = {cls: dict(vars(cls)) for cls in (nn.Module, nn.Linear, nn.Conv2d)}
+    functions = dict(vars(functional))
+    cudaops.convert(model)
+    model(x)
+    assert {cls: dict(vars(cls)) for cls in before} == before
+    assert dict(vars(functional)) == functions
+    assert all(row.kernel is None for row in cudaops.report(other))
+
+
 def test_a_patched_forward_is_left_and_restore_does_not_touch_it() -> None:
     model, _x = net_and_input()
     patched = functools.partial(nn.Linear.forward, model.fc)
@@ -319,6 +331,18 @@ def test_pruning_and_weight_norm_by_hook_are_read_at_each_call() -> None:
     with torch.no_grad():
         layer.weight_orig.zero_()
     assert torch.equal(layer(x), layer.bias.expand(5, 3))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
+def test_weight_norm_of_the_older_kind_is_followed() -> None:
+    layer, x = nn.Linear(2, 2, bias=False), whole(5, 2)
+    layer.weight.data = torch.tensor([[3.0, 4.0], [4.0, 3.0]])  # rows of length 5
+    torch.nn.utils.weight_norm(layer)
+    cudaops.convert(layer, strict=True)
+    with torch.no_grad():
+        layer.weight_g.copy_(torch.tensor([[5.0], [10.0]]))
+    assert torch.equal(layer(x), x @ torch.tensor([[3.0, 4.0], [8.0, 6.0]]).t())
+    assert rows(layer)[""].calls == 1
 
 
 class Doubled(nn.Module):

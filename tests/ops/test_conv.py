@@ -47,6 +47,10 @@ CASES = {
     "groups": Case(1, 12, (7, 9), 18, (3, 2), groups=3),
     "dilation, unequal in height and width": Case(1, 3, (14, 15), 4, (3, 2), (1, 2), (2, 3, 2, 3), (3, 2)),
     "stride beyond the filter: input elements no window sees": Case(1, 2, (11, 11), 3, (2, 2), (4, 3)),
+    "stride and dilation with a common factor: phases of the input gradient that meet no tap": Case(
+        1, 2, (15, 17), 3, (3, 2), (4, 2), (1, 2, 1, 2), (2, 4)
+    ),
+    "patches: stride as large as the filter, beyond 15 rows": Case(1, 3, (33, 32), 5, (16, 16), (16, 16)),
     "padding beyond the filter: windows that see only zeros": Case(1, 2, (3, 3), 3, (2, 2), padding=(4, 5, 4, 5)),
     "padding unequal on opposite sides": Case(1, 2, (5, 6), 3, (2, 4), padding=(0, 1, 1, 2)),
     "filter as large as the image: one output pixel": Case(3, 4, (5, 6), 70, (5, 6)),

@@ -24,6 +24,8 @@ INTEGER = {
 
 
 @rule("atom red", "b32 u32 s32 b64 u64 s64 f32 f64", f"{WHERE} and or xor exch add inc dec min max cas")
+@rule("atom red", "f16 bf16 f16x2 bf16x2", WHERE, needs="add noftz")
+@rule("atom", "b16", WHERE, needs="cas")
 def atomic(g: Codegen, ins: Instruction) -> None:
     has_result = ins.base == "atom"
     operands = ins.operands[1:] if has_result else ins.operands
@@ -53,6 +55,8 @@ def atomic(g: Codegen, ins: Instruction) -> None:
 
 def _as_bits(g: Codegen, operand: Operand, type_: str) -> str:
     bits = TYPE_BITS[type_]
+    if "f16" in type_:
+        return g.read(operand, f"b{bits}", vector=True)
     value = g.read(operand, type_, vector=True)
     return g.emit(f"bitcast {g.llvm(type_, True)} {value} to <32 x i{bits}>") if type_[0] == "f" else value
 
@@ -60,13 +64,16 @@ def _as_bits(g: Codegen, operand: Operand, type_: str) -> str:
 def _helper(g: Codegen, op: str, type_: str, flush: bool) -> str:
     """The name of a function that does `op` lane by lane and returns the old values; it is added to the module."""
     bits = TYPE_BITS[type_]
-    name = f"cudaops_atom_{op}_{type_ if type_[0] == 'f' else bits}{'_ftz' if flush else ''}"
+    floating = type_[0] == "f" or "f16" in type_
+    name = f"cudaops_atom_{op}_{type_ if floating else bits}{'_ftz' if flush else ''}"
     v, i = f"<32 x i{bits}>", f"i{bits}"
     if op == "cas":
         act = f"""
   %pair = cmpxchg ptr %p, {i} %a, {i} %b acq_rel monotonic
   %old = extractvalue {{ {i}, i1 }} %pair, 0
   br label %put"""
+    elif "f16" in type_:
+        act = _half_loop(type_)
     elif type_[0] == "f":
         act = _float_loop(g, type_, flush)
     else:
@@ -148,3 +155,69 @@ try:
   %now = extractvalue {{ {i}, i1 }} %pair, 0
   %done = extractvalue {{ {i}, i1 }} %pair, 1
   br i1 %done, label %put, label %try"""
+
+
+def _half_loop(type_: str) -> str:
+    """Add one or both halves of a word by compare and swap: more than is promised, which is each half by itself."""
+    packed = type_.endswith("x2")
+    bits, kind = (32 if packed else 16), type_.removesuffix("x2")
+    i = f"i{bits}"
+    if packed:
+        parts = "".join(
+            f"""
+  %{v}.low = trunc i32 {source} to i16
+  %{v}.up = lshr i32 {source}, 16
+  %{v}.high = trunc i32 %{v}.up to i16"""
+            for v, source in (("x", "%old"), ("y", "%a"))
+        )
+        sums = _half_sum(kind, "%x.low", "%y.low", "low") + _half_sum(kind, "%x.high", "%y.high", "high")
+        joined = """
+  %low.wide = zext i16 %low to i32
+  %high.wide = zext i16 %high to i32
+  %high.up = shl i32 %high.wide, 16
+  %new = or i32 %low.wide, %high.up"""
+    else:
+        parts, sums, joined = "", _half_sum(kind, "%old", "%a", "new"), ""
+    return f"""
+  %seen = load atomic {i}, ptr %p monotonic, align {bits // 8}
+  br label %try
+try:
+  %old = phi {i} [ %seen, %do ], [ %now, %try ]{parts}{sums}{joined}
+  %pair = cmpxchg ptr %p, {i} %old, {i} %new acq_rel monotonic
+  %now = extractvalue {{ {i}, i1 }} %pair, 0
+  %done = extractvalue {{ {i}, i1 }} %pair, 1
+  br i1 %done, label %put, label %try"""
+
+
+def _half_sum(kind: str, x: str, y: str, out: str) -> str:
+    """%out = x + y of two i16 that hold halves, rounded once; a NaN is 0x7FFF."""
+    if kind == "f16":
+        widened = "".join(
+            f"""
+  %{out}.{v}.half = bitcast i16 {value} to half
+  %{out}.{v} = fpext half %{out}.{v}.half to float"""
+            for v, value in (("x", x), ("y", y))
+        )
+        rounded = f"""
+  %{out}.half = fptrunc float %{out}.sum to half
+  %{out}.bits = bitcast half %{out}.half to i16"""
+    else:
+        widened = "".join(
+            f"""
+  %{out}.{v}.wide = zext i16 {value} to i32
+  %{out}.{v}.up = shl i32 %{out}.{v}.wide, 16
+  %{out}.{v} = bitcast i32 %{out}.{v}.up to float"""
+            for v, value in (("x", x), ("y", y))
+        )
+        rounded = f"""
+  %{out}.raw = bitcast float %{out}.sum to i32
+  %{out}.above = lshr i32 %{out}.raw, 16
+  %{out}.last = and i32 %{out}.above, 1
+  %{out}.half = add i32 %{out}.last, 32767
+  %{out}.round = add i32 %{out}.raw, %{out}.half
+  %{out}.top = lshr i32 %{out}.round, 16
+  %{out}.bits = trunc i32 %{out}.top to i16"""
+    return f"""{widened}
+  %{out}.sum = fadd float %{out}.x, %{out}.y{rounded}
+  %{out}.nan = fcmp uno float %{out}.sum, %{out}.sum
+  %{out} = select i1 %{out}.nan, i16 32767, i16 %{out}.bits"""

@@ -143,13 +143,22 @@ def fma(g: Codegen, ins: Instruction) -> None:
 
 @rule("min max", HALVES, "ftz NaN xorsign abs")
 def extremum(g: Codegen, ins: Instruction) -> None:
-    if "xorsign" in ins.parts:
-        g.unsupported(ins, ".xorsign.abs")
     suffix = "" if "NaN" in ins.parts else "num"
+    short = g.vector_of("i16")
 
     def act(values: Sequence[str], kind: str) -> str:
-        a, b = (widen(g, flushed(g, ins, v, kind), kind) for v in values)
-        return narrow(g, g.call(f"llvm.{ins.base}imum{suffix}", "f32", a, b), kind)
+        sizes = values
+        if "xorsign" in ins.parts:  # of the sizes, with the sign of the product
+            sizes = [g.binary("and", short, v, g.splat("i16", 0x7FFF)) for v in values]
+        a, b = (widen(g, flushed(g, ins, v, kind), kind) for v in sizes)
+        found = g.call(f"llvm.{ins.base}imum{suffix}", "f32", a, b)
+        bits = narrow(g, found, kind)
+        if "xorsign" not in ins.parts:
+            return bits
+        sign = g.binary("and", short, g.binary("xor", short, *values), g.splat("i16", -0x8000))
+        nan = g.emit(f"fcmp uno {g.ty('f32')} {found}, {found}")
+        sign = g.emit(f"select {g.vector_of('i1')} {nan}, {short} {g.splat('i16', 0)}, {short} {sign}")
+        return g.binary("or", short, bits, sign)
 
     each(g, ins, 2, act)
 
@@ -262,10 +271,23 @@ def _cvt(g: Codegen, ins: Instruction) -> None:
         exact = g.src(ins, 1, "f64")
     else:
         op = "sitofp" if source[0] == "s" else "uitofp"
+        value = g.src(ins, 1, source)
         if source[1:] == "64":
-            g.unsupported(ins, "converting a 64-bit integer to 16 bits")
-        exact = g.emit(f"{op} {g.ty(source)} {g.src(ins, 1, source)} to {g.ty('f64')}")
+            value = _odd_integer(g, value, source[0] == "s")
+        exact = g.emit(f"{op} {g.ty(source)} {value} to {g.ty('f64')}")
     g.result(ins, _round(g, ins, _odd(g, exact), to), "b16")
+
+
+def _odd_integer(g: Codegen, value: str, signed: bool) -> str:
+    """A 64-bit integer, rounded to odd at bit 12 where it has more bits than an f64."""
+    ty, low = g.vector_of("i64"), 1 << 12
+    rest = g.binary("and", ty, value, g.splat("i64", low - 1))
+    some = g.emit(f"icmp ne {ty} {rest}, {g.splat('i64', 0)}")
+    sticky = g.emit(f"select {g.vector_of('i1')} {some}, {ty} {g.splat('i64', low)}, {ty} {g.splat('i64', 0)}")
+    cut = g.binary("or", ty, g.binary("and", ty, value, g.splat("i64", -low)), sticky)
+    shifted = g.binary("add", ty, value, g.splat("i64", 1 << 52)) if signed else value
+    small = g.emit(f"icmp ult {ty} {shifted}, {g.splat('i64', 1 << 53)}")
+    return g.emit(f"select {g.vector_of('i1')} {small}, {ty} {value}, {ty} {cut}")
 
 
 def _odd(g: Codegen, exact: str) -> str:

@@ -1,0 +1,120 @@
+"""Benchmarks against torch, `pytest tests/bench`; with `--targets`, a ratio beyond its target fails the run.
+
+Each round runs torch's op and ours one after the other, so that whatever else the machine does meets both; the ratio is
+that of the medians. Kernels are compiled, and torch is warm, before the first round.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from pytest_benchmark.fixture import BenchmarkFixture
+
+ROUNDS = 11
+SHORT_SECONDS = 1e-3  # calls shorter than this are timed several at once
+MOST_CALLS = 200
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How a benchmark came out; medians in seconds a call."""
+
+    name: str
+    ours: float
+    theirs: float
+    target: float
+
+    @property
+    def value(self) -> float:
+        """Ours over torch's: 1 is as fast."""
+        return self.ours / self.theirs
+
+    @property
+    def verdict(self) -> str:
+        """In words, against the target."""
+        return "within" if self.value <= self.target else "BEYOND"
+
+
+_ratios = pytest.StashKey[list[Ratio]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--targets", action="store_true", help="fail where the ratio to torch is beyond its target")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_ratios] = []
+    if config.getoption("--targets") and config.getoption("benchmark_disable"):
+        raise pytest.UsageError("--targets needs times, which --benchmark-disable leaves out: give one of them")
+
+
+def pytest_report_header() -> str:
+    from cudaops.emulator import describe
+
+    return f"emulator: {describe()}; torch {torch.__version__}, {torch.get_num_threads()} threads"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    ratios = config.stash[_ratios]
+    if not ratios:
+        return
+    threads = torch.get_num_threads()
+    terminalreporter.section(f"ratio to torch, medians of {ROUNDS} interleaved rounds, {threads} threads")
+    width = max(len(ratio.name) for ratio in ratios)
+    for ratio in ratios:
+        terminalreporter.line(
+            f"{ratio.name:{width}}  ours {ratio.ours * 1e3:9.3f} ms  torch {ratio.theirs * 1e3:9.3f} ms  "
+            f"ratio {ratio.value:7.2f}  target {ratio.target:g}: {ratio.verdict}"
+        )
+
+
+@pytest.fixture
+def against_torch(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -> Callable[..., None]:
+    """`against_torch(ours, theirs, target=8)`: time two calls without arguments, and compare.
+
+    With `--benchmark-disable` each runs once.
+    """
+
+    def run(ours: Call, theirs: Call, *, target: float) -> None:
+        ours()  # compiles
+        theirs()
+        calls = _calls(theirs)
+        times: list[float] = []
+
+        def torch_first() -> None:
+            start = time.perf_counter()
+            for _ in range(calls):
+                theirs()
+            times.append((time.perf_counter() - start) / calls)
+
+        def timed() -> None:
+            for _ in range(calls):
+                ours()
+
+        benchmark.pedantic(timed, setup=torch_first, rounds=ROUNDS, iterations=1, warmup_rounds=1)
+        if benchmark.stats is None:  # disabled
+            return
+        ratio = Ratio(
+            request.node.name, benchmark.stats.stats.median / calls, statistics.median(times[-ROUNDS:]), target
+        )
+        benchmark.extra_info |= {"ratio": ratio.value, "target": target, "threads": torch.get_num_threads()}
+        request.config.stash[_ratios].append(ratio)
+        if request.config.getoption("--targets"):
+            assert ratio.value <= target, f"{ratio.value:.2f} x torch's time, the target is {target:g} x"
+
+    return run
+
+
+def _calls(call: Call) -> int:
+    """How many calls make a round."""
+    start = time.perf_counter()
+    call()
+    seconds = time.perf_counter() - start
+    return 1 if seconds >= SHORT_SECONDS else min(MOST_CALLS, int(SHORT_SECONDS / max(seconds, 1e-7)) + 1)
