@@ -312,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_implicit_gemm(
 
     const int row0 = m0 + warp_m * TM;
     T* c = reinterpret_cast<T*>(c_out) + blockIdx.y * static_cast<long long>(g.split_stride) + group * g.c_group +
-           row0 * g.c_row;
+           static_cast<long long>(row0) * g.c_row;
     T* c_column[TN];
     bool stored[TN];
 #pragma unroll

@@ -14,11 +14,12 @@
 //           MIN_BLOCKS that must fit an SM by registers;
 //           A_K_FAST B_K_FAST 1: loads run along k, 0: along m or n; A_UNIT B_UNIT 1: at stride 1 there;
 //           A_WIDTH B_WIDTH elements a load moves: 1, or 16 bytes' worth, then aligned and a divisor of that dimension;
-//           C_WIDTH elements a store moves along n, likewise; BIAS 0 none, 1 along n, 2 along m; ACTIVATION (epilogue.cuh);
+//           C_WIDTH elements a store moves along n: 1, or 8 bytes' worth, likewise; BIAS 0 none, 1 along n, 2 along m; ACTIVATION (epilogue.cuh);
 //           SWAP 0: a is input and b is other, 1: exchanged, as the host does (c^T = b^T a^T) where n would be too short
 // Launch:   grid ceil(M / BM) * ceil(N / BN) * batches, on x, y taking over beyond 2^31 - 1;
 //           block 32 * (BM / (32 / LANES_N * TM)) * (BN / (LANES_N * TN))
-// Shared:   static, 2 * (sizeof(ELEMENT) * (BM + BN) * BK + 16 * (B_K_FAST * BK + A_K_FAST * (LANES_N < 32) * BM))
+// Shared:   static, 2 * (sizeof(ELEMENT) * ((BM + BN) * BK + B_K_FAST * (B_WIDTH == 1) * 4 * BK)
+//           + 16 * A_K_FAST * (LANES_N < 32) * BM)
 // Needs:    c does not overlap a, b or bias
 // Sum:      one accumulator an output, k ascending, one fused multiply-add each: the same bits with every configuration
 // Host:     cudaops/ops/matmul.py, plan_matmul; cudaops/ops/linear.py, plan_linear
@@ -29,19 +30,20 @@
 
 using T = Compute<ELEMENT>::type;
 
-// Padding keeps apart the banks of what one warp touches at once: rows of A where lanes need several, and the
-// columns of B's transposing stores.
+constexpr int THREADS = 32 * (BM / (32 / LANES_N * TM)) * (BN / (LANES_N * TN));
+using LoadA = TileLoad<T, BM, BK, THREADS, A_K_FAST, A_WIDTH, A_UNIT, A_K_FAST, INDEX>;
+using LoadB = TileLoad<T, BN, BK, THREADS, B_K_FAST, B_WIDTH, B_UNIT, false, INDEX>;
+
+// A keeps the order it has in memory, so its stores are never scattered; its rows are apart where lanes read several.
 constexpr int A_PITCH = A_K_FAST ? BK + (LANES_N < 32 ? PACK_WIDTH<T> : 0) : BM;
-constexpr int B_PITCH = BN + (B_K_FAST ? PACK_WIDTH<T> : 0);
+constexpr int B_PITCH = BN + LoadB::PAD;
 constexpr int A_TILE = (A_K_FAST ? BM : BK) * A_PITCH;
 constexpr int B_TILE = BK * B_PITCH;
 
 using Tile = SimtTile<T, BM, BN, BK, TM, TN, LANES_N, A_K_FAST, A_PITCH, B_PITCH>;
-using LoadA = TileLoad<T, BM, BK, Tile::THREADS, A_K_FAST, A_WIDTH, A_UNIT, INDEX>;
-using LoadB = TileLoad<T, BN, BK, Tile::THREADS, B_K_FAST, B_WIDTH, B_UNIT, INDEX>;
 using Finish = Epilogue<Tile, ELEMENT, C_WIDTH, (BiasAxis)BIAS, (Activation)ACTIVATION>;
 
-extern "C" __global__ void __launch_bounds__(Tile::THREADS, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 matmul_simt(ELEMENT* __restrict__ c, const ELEMENT* __restrict__ input, const ELEMENT* __restrict__ other,
             const ELEMENT* __restrict__ bias,
             INDEX a_m, INDEX a_k, INDEX b_k, INDEX b_n, INDEX c_m, INDEX c_n, INDEX bias_stride,
@@ -88,8 +90,8 @@ matmul_simt(ELEMENT* __restrict__ c, const ELEMENT* __restrict__ input, const EL
         const int stage = (int)(k0 / BK & 1);
         if (k0 > 0) Tile::multiply(acc, a_tiles[stage ^ 1], b_tiles[stage ^ 1]);
         if (k0 >= K) break;
-        LoadA::template store<A_K_FAST>(a_tiles[stage], A_PITCH, next_a);
-        LoadB::template store<false>(b_tiles[stage], B_PITCH, next_b);
+        LoadA::store(a_tiles[stage], A_PITCH, next_a);
+        LoadB::store(b_tiles[stage], B_PITCH, next_b);
         __syncthreads();
     }
 

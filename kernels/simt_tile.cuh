@@ -1,7 +1,9 @@
 // The product of two tiles in shared memory, accumulated in registers: Tm x Tn outputs a thread.
 //
 // A warp covers LANES_M * Tm rows and LanesN * Tn columns of the block's Bm x Bn. With LanesN = 32 it spans rows: every
-// lane needs the same element of A, a broadcast, and neighbouring packs of B, free of bank conflicts.
+// lane needs the same elements of A, a broadcast 16 bytes wide, and its own of B, 8 bytes beside the next lane's, free of
+// bank conflicts. (16 bytes of B would save one shared load in six; the emulator would spend that several times over on
+// sorting them into registers.)
 #pragma once
 
 #include "arithmetic.cuh"
@@ -10,18 +12,18 @@
 // AKRows: A is [Bm][APitch] with k along the row; else [Bk][APitch] with m along it. B is [Bk][BPitch].
 template <typename T, int Bm, int Bn, int Bk, int Tm, int Tn, int LanesN, bool AKRows, int APitch, int BPitch>
 struct SimtTile {
-    static constexpr int W = PACK_WIDTH<T>;
+    static constexpr int W = PACK_WIDTH<T>;     // of A along k, or along m where A is [k][m]
+    static constexpr int RUN = W > 1 ? W / 2 : 1;  // columns a lane holds side by side
     static constexpr int LANES_M = 32 / LanesN;
     static constexpr int WARP_M = LANES_M * Tm, WARP_N = LanesN * Tn;
     static constexpr int WARPS_M = Bm / WARP_M, WARPS_N = Bn / WARP_N;
-    static constexpr int THREADS = 32 * WARPS_M * WARPS_N;
     // Steps of W along k that are unrolled: 8 k, or 4 where that is 512 multiply-adds already. With more the compiler starts
     // so many shared loads ahead that it spills.
     static constexpr int UNROLL = (Tm * Tn < 128 ? 8 : 4) / W;
     static constexpr int ROW_RUN = AKRows ? 1 : W;  // rows a lane holds side by side: those of one load of A
     static_assert(Bm % WARP_M == 0 && Bn % WARP_N == 0, "warps must tile the block");
-    static_assert(Tn % W == 0 && Bk % W == 0 && Tm % ROW_RUN == 0, "registers must hold whole packs");
-    static_assert(APitch % W == 0 && BPitch % W == 0, "rows must start aligned");
+    static_assert(Tn % RUN == 0 && Bk % W == 0 && Tm % ROW_RUN == 0, "registers must hold whole packs");
+    static_assert(APitch % W == 0 && BPitch % RUN == 0, "rows must start aligned");
 
     static constexpr int M = Tm, N = Tn;
     using Accumulators = T[Tm][Tn];
@@ -33,17 +35,19 @@ struct SimtTile {
     }
     static __device__ __forceinline__ int column(int j) {
         const int warp_n = threadIdx.x / 32 % WARPS_N, lane_n = threadIdx.x % LanesN;
-        return warp_n * WARP_N + j / W * (LanesN * W) + lane_n * W + j % W;
+        return warp_n * WARP_N + j / RUN * (LanesN * RUN) + lane_n * RUN + j % RUN;
     }
 
     static __device__ __forceinline__ void multiply(Accumulators& acc, const T* a_tile, const T* b_tile) {
 #pragma unroll UNROLL
         for (int k = 0; k < Bk; k += W) {
-            Pack<T, W> b[W][Tn / W];
+            Pack<T, RUN> b[W][Tn / RUN];
 #pragma unroll
             for (int e = 0; e < W; ++e)
 #pragma unroll
-                for (int j = 0; j < Tn; j += W) b[e][j / W] = load_pack<W>(b_tile + (k + e) * BPitch + column(j));
+                for (int j = 0; j < Tn; j += RUN) {
+                    b[e][j / RUN] = load_pack<RUN>(b_tile + (k + e) * BPitch + column(j));
+                }
             if constexpr (AKRows) {
 #pragma unroll
                 for (int i = 0; i < Tm; ++i) {
@@ -64,8 +68,8 @@ struct SimtTile {
         }
     }
 
-    static __device__ __forceinline__ void add_row(T (&acc)[Tn], T a, const Pack<T, W> (&b)[Tn / W]) {
+    static __device__ __forceinline__ void add_row(T (&acc)[Tn], T a, const Pack<T, RUN> (&b)[Tn / RUN]) {
 #pragma unroll
-        for (int j = 0; j < Tn; ++j) acc[j] = multiply_add(a, b[j / W].value[j % W], acc[j]);
+        for (int j = 0; j < Tn; ++j) acc[j] = multiply_add(a, b[j / RUN].value[j % RUN], acc[j]);
     }
 };

@@ -236,6 +236,16 @@ class Accesses(Values):
         )
         self.mask = self.emit(f"bitcast i32 {allowed} to <32 x i1>")
 
+    def require_alignment(self, ins: Instruction, space: str, places: str, nbytes: int, lanes: int) -> None:
+        """A finding for each of the first `lanes` lanes whose address is no multiple of `nbytes`."""
+        if self.checks is not Checks.SANITIZER:
+            return
+        site = self._numbered(Site(ins.file, ins.line, ins.opcode, nbytes, space))
+        some = (1 << lanes) - 1
+        mask = self.binary("and", "i32", self.bits_of(self.mask_or_full()), str(some))
+        function = self.field("aligned", "ptr")
+        self.emit(f"call i32 {function}(ptr %ctx, <32 x i64> {places}, i32 {mask}, i64 {nbytes}, i64 {site})")
+
     def report(self, access: Access, places: str, store: bool) -> None:
         """Record a fault at `places`, which the caller knows to be outside every extent."""
         if store:

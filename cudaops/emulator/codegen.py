@@ -359,6 +359,9 @@ class Codegen(Accesses):
 
     def _yield(self, b: int) -> None:
         self.line(f"store i32 {self.barriers.index(b) + 1}, ptr %frame, align 4")
+        if self.checks is Checks.SANITIZER:
+            pointer = self.emit(f"getelementptr i8, ptr %frame, i64 {layout.FRAME_SITE}")
+            self.line(f"store i32 {self.site_of(self.flow.blocks[b].instructions[-1])}, ptr {pointer}, align 4")
         self.line("ret i32 1")
 
     def _divergent_barrier(self, b: int, mask: str) -> None:

@@ -82,6 +82,13 @@ class Place:
                 text = f"{who}{verb} {place} in a race with {self.other_thread(record)}: no barrier lies between"
             case sanitizer.RACE_GLOBAL:
                 text = f"{who}{verb} {place} in a race with {self.other_block(record)}: blocks have no order"
+            case sanitizer.OTHER_BARRIER:
+                text = (
+                    f"block {block}, warp {record.warp} waits at {site.opcode} while warp {record.other} waits at "
+                    f"{self.other_line(record)}; every thread must come to the same barrier"
+                )
+            case sanitizer.INACTIVE_LANE:
+                text = f"{who}gets by {site.opcode} the value of lane {record.other}, which does not take part in it"
             case _:
                 verb = "writes" if record.kind == layout.ERROR_STORE else "reads"
                 text = f"{who}{verb} {site.bytes} bytes {self.outside(site, record.address)}"

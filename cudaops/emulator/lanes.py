@@ -327,7 +327,7 @@ class LaneAnalysis:
     def _transfer(self, ins: Instruction) -> Lanes:
         base = ins.base
         operands = ins.operands[1:]
-        if isinstance(ins.operands[0], Pair) and base == "setp":
+        if isinstance(ins.operands[0], Pair) and (base == "setp" or "cc" in ins.parts):
             return UNIFORM if all(self.of(o).uniform for o in operands) else VARYING
         if base == "ld" or base == "ldu":
             address = operands[0]

@@ -77,6 +77,8 @@ WORKER = {
             "steps",  # of the block, up to the last poll
             "steps_limit",  # 0: none
             "watch",
+            "aligned",
+            "inactive",
             "tick_warp",
             "shadow",  # of shared memory, sanitizer.SHARED_SHADOW
             "shadow_words",
@@ -118,6 +120,7 @@ SPACES = {"shared": 1, "local": 2, "global": 4, "param": 4, "generic": 7}
 
 # A warp's frame: its program counter, then registers that live across a barrier.
 FRAME_REGISTERS = 64
+FRAME_SITE = 4  # where it waits, an i32 kept for the sanitizer
 
 ERROR_ACCESS, ERROR_STORE, ERROR_BARRIER, ERROR_TRAP, ERROR_DEADLOCK, ERROR_STEPS = 1, 2, 3, 4, 5, 6
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,8 @@ def machine_code(ir: str, cpu: tuple[str, str] | None = None) -> bytes:
 def load(code: bytes, symbols: list[str]) -> list[int]:
     """The addresses of `symbols` in an object file, loaded for the life of the process."""
     binding = _binding()
+    if not _is_object(code):
+        raise EmulatorError("machine code in the cache is damaged: it is no object file for this CPU")
     with _lock:
         name, features = host()
         target = binding.Target.from_default_triple()
@@ -91,3 +94,15 @@ def load(code: bytes, symbols: list[str]) -> list[int]:
             raise EmulatorError(f"machine code in the cache lacks {symbols}: it is damaged")
         _engines.append(engine)
         return addresses
+
+
+def _is_object(code: bytes) -> bool:
+    """Whether the headers are those of an ELF object with all its sections: LLVM crashes on what is none."""
+    if not sys.platform.startswith("linux"):
+        return True  # another format
+    if len(code) < 64 or not code.startswith(b"\x7fELF\x02\x01"):
+        return False
+    kind, sections_at, entry_size, count = (
+        int.from_bytes(code[at : at + n], "little") for at, n in ((16, 2), (40, 8), (58, 2), (60, 2))
+    )
+    return kind == 1 and entry_size == 64 and count > 0 and sections_at + 64 * count <= len(code)

@@ -484,7 +484,7 @@ class _Parser:
         if "\t" in head:
             head, _, more = head.partition("\t")
             rest = more + " " + rest
-        operands = self._operands(rest, body, head)
+        operands = _with_carry(head, self._operands(rest, body, head), body)
         file, line = self.where
 
         def make(opcode: str, operands: tuple[Operand, ...], guard: Reg | None) -> Instruction:
@@ -641,3 +641,15 @@ def _literal_bytes(token: str, type_: str) -> bytes:
         value = struct.unpack("<d", literal.value.to_bytes(8, "little"))[0]
         return struct.pack("<f", value)
     return (literal.value & ((1 << (8 * width)) - 1)).to_bytes(width, "little")
+
+
+def _with_carry(head: str, operands: tuple[Operand, ...], body: _Body) -> tuple[Operand, ...]:
+    """The condition code of add.cc, addc and their like as one more register, written beside the result, read last."""
+    base, *parts = head.split(".")
+    writes, reads = "cc" in parts, base in ("addc", "subc", "madc")
+    if not writes and not reads:
+        return operands
+    carry = Reg("%cc", "pred")
+    body.registers[carry.name] = "pred"
+    target = Pair(operands[0], carry) if writes else operands[0]
+    return (target, *operands[1:], *([carry] if reads else []))

@@ -10,10 +10,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from cudaops.errors import EmulatorError, SanitizerError
 from cudaops.plan import LaunchConfig
 
 SECOND_THREAD_SECONDS = 200e-6  # less work than this is not worth waking another thread for
+T = TypeVar("T")
 _NO_EXTENT = -(1 << 62)  # length of an empty slot: nothing fits into it
 _ANYWHERE = (1 << 63) - 1  # length of a slot when nothing is checked
 
@@ -54,27 +55,37 @@ def _support() -> tuple[Any, dict[str, int]]:
         "cudaops_hull",
         "cudaops_allowed",
         "cudaops_watch",
+        "cudaops_aligned",
+        "cudaops_inactive",
         "cudaops_tick_warp",
         "cudaops_poll",
         "cudaops_printf",
         *_SUPPORT_SYMBOLS,
     ]
-    code = _cached("support", lambda: (native.machine_code(support.ir()), {}))[0]
-    addresses = dict(zip(symbols, native.load(code, symbols), strict=True))
+    found = _cached(
+        "support", lambda: (native.machine_code(support.ir()), {}), lambda code, _: native.load(code, symbols)
+    )
+    addresses = dict(zip(symbols, found, strict=True))
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(addresses["cudaops_run"]), addresses
 
 
-def _cached(what: str, make: Any) -> tuple[bytes, dict[str, Any]]:
-    """(machine code, notes) from the disk cache, or made and stored there."""
+def _cached(
+    what: str, make: Callable[[], tuple[bytes, dict[str, Any]]], use: Callable[[bytes, dict[str, Any]], T]
+) -> T:
+    """What `use` says to machine code and notes from the disk cache, or made and stored there; a damaged entry is made
+    afresh."""
     key = hashlib.sha256(f"{what}\0{native.identity()}".encode()).hexdigest()
     found = cache.load("emulator", key)
     if found is not None:
         size = int.from_bytes(found[:8], "little")
-        return found[8 + size :], json.loads(found[8 : 8 + size])
+        try:
+            return use(found[8 + size :], json.loads(found[8 : 8 + size]))
+        except (ValueError, KeyError, TypeError, EmulatorError):
+            pass
     code, notes = make()
     text = json.dumps(notes).encode()
     cache.store("emulator", key, len(text).to_bytes(8, "little") + text + code)
-    return code, notes
+    return use(code, notes)
 
 
 @dataclass(frozen=True)
@@ -96,18 +107,21 @@ def _code(ptx: str, key: str, entry: str, geometry: Geometry, dynamic_shared: in
     with _codes_lock:
         found = _codes.get(what)
         if found is None:
-            code, notes = _cached(repr(what), lambda: _compile(ptx, key, entry, geometry, dynamic_shared, checks))
-            notes["sites"] = tuple(Site(**site) for site in notes["sites"])
-            notes["globals_used"] = tuple(notes["globals_used"])
-            info = Generated(ir="", **notes)
-            (address,) = native.load(code, [info.symbol])
-            found = _codes[what] = _Code(address, info)
+            found = _cached(repr(what), lambda: _compile(ptx, key, entry, geometry, dynamic_shared, checks), _loaded)
+            _codes[what] = found
     return found
+
+
+def _loaded(code: bytes, notes: dict[str, Any]) -> _Code:
+    sites = tuple(Site(**site) for site in notes["sites"])
+    info = Generated(**(notes | {"ir": "", "sites": sites, "globals_used": tuple(notes["globals_used"])}))
+    (address,) = native.load(code, [info.symbol])
+    return _Code(address, info)
 
 
 def _compile(
     ptx: str, key: str, entry: str, geometry: Geometry, dynamic_shared: int, checks: Checks
-) -> tuple[bytes, dict[str, object]]:
+) -> tuple[bytes, dict[str, Any]]:
     global compilations
     compilations += 1
     info = generate(ptx, key, entry, geometry, dynamic_shared, checks)
@@ -336,7 +350,8 @@ class Prepared:
             layout.WORKER,
             nctaid_xy=gx | gy << 32, nctaid_z=gz, shared_bytes=self.shared_bytes, locals_bytes=local_bytes,
             hull=addresses["cudaops_hull"], allowed=addresses["cudaops_allowed"], poll=addresses["cudaops_poll"],
-            watch=addresses["cudaops_watch"], tick_warp=addresses["cudaops_tick_warp"],
+            watch=addresses["cudaops_watch"], aligned=addresses["cudaops_aligned"],
+            inactive=addresses["cudaops_inactive"], tick_warp=addresses["cudaops_tick_warp"],
             budget=layout.POLL_EVERY, budget_start=layout.POLL_EVERY, printf=addresses["cudaops_printf"],
             globals=self.globals_table.ctypes.data,
             **{name.removeprefix("cudaops_"): addresses[name] for name in _SUPPORT_SYMBOLS},

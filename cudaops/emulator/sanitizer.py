@@ -21,10 +21,11 @@ READ, WRITE, ATOMIC = 1, 2, 3
 
 # Kinds of findings; those below 10 are the faults of layout.py.
 RACE_SHARED, RACE_GLOBAL, UNINITIALISED, MISALIGNED, INACTIVE_LANE = 11, 12, 13, 14, 15
+OTHER_BARRIER = 16
 CHECKS = {
     layout.ERROR_ACCESS: "memcheck", layout.ERROR_STORE: "memcheck", layout.ERROR_BARRIER: "synccheck",
     RACE_SHARED: "racecheck", RACE_GLOBAL: "racecheck", UNINITIALISED: "initcheck", MISALIGNED: "memcheck",
-    INACTIVE_LANE: "synccheck",
+    INACTIVE_LANE: "synccheck", OTHER_BARRIER: "synccheck",
 }  # fmt: skip
 
 RECORD = "<qqqqqqqq"  # kind, site, other site, warp, lane, block, address, other (thread or block)
@@ -105,7 +106,17 @@ class _Function(Text):
 
 
 def ir() -> str:
-    return _ticks() + _note() + _notes() + _watch_shared() + _watch_global() + _watch()
+    return (
+        _ticks()
+        + _note()
+        + _meet()
+        + _notes()
+        + _watch_shared()
+        + _watch_global()
+        + _aligned()
+        + _inactive()
+        + _watch()
+    )
 
 
 def _ticks() -> str:
@@ -138,6 +149,44 @@ def _ticks() -> str:
     f.line(f"store i32 {now32}, ptr {place}, align 4")
     f.line("ret void")
     return block + f.text("define void @cudaops_tick_warp(ptr %ctx) #0")
+
+
+def _meet() -> str:
+    """meet(ctx, frame bytes, warps): a finding for each warp that waits at another barrier than the first one does."""
+    f = _Function()
+    f.line(f"%off = icmp eq ptr {f.field('shadow', 'ptr')}, null")
+    frames = f.field("frames", "ptr")
+    f.line("br i1 %off, label %out, label %next")
+    f.place("next")
+    f.line("%w = phi i64 [ 0, %entry ], [ %w.next, %more ]")
+    f.line("%first = phi i64 [ -1, %entry ], [ %first.next, %more ]")
+    f.line("%first.site = phi i64 [ -1, %entry ], [ %first.site.next, %more ]")
+    frame = f.emit(f"getelementptr i8, ptr {frames}, i64 {f.binary('mul', 'i64', '%w', '%frame.bytes')}")
+    waits = f.emit(f"icmp sgt i32 {f.emit(f'load i32, ptr {frame}, align 4')}, 0")
+    site_at = f.emit(f"getelementptr i8, ptr {frame}, i64 {layout.FRAME_SITE}")
+    site = f.emit(f"sext i32 {f.emit(f'load i32, ptr {site_at}, align 4')} to i64")
+    f.line(f"br i1 {waits}, label %look, label %more")
+    f.place("look")
+    f.line("%none = icmp eq i64 %first, -1")
+    same = f.emit(f"icmp eq i64 {site}, %first.site")
+    f.line("%now = select i1 %none, i64 %w, i64 %first")
+    f.line(f"%now.site = select i1 %none, i64 {site}, i64 %first.site")
+    f.line(f"br i1 {f.binary('or', 'i1', '%none', same)}, label %more, label %bad")
+    f.place("bad")
+    f.keep("warp", "%w")
+    f.line(
+        f"call void @cudaops_note(ptr %ctx, i64 {OTHER_BARRIER}, i64 {site}, i64 %first.site, i64 0, i64 0, i64 %first)"
+    )
+    f.line("br label %more")
+    f.place("more")
+    f.line("%first.next = phi i64 [ %first, %next ], [ %now, %look ], [ %first, %bad ]")
+    f.line("%first.site.next = phi i64 [ %first.site, %next ], [ %now.site, %look ], [ %first.site, %bad ]")
+    f.line("%w.next = add i64 %w, 1")
+    f.line("%end = icmp eq i64 %w.next, %warps")
+    f.line("br i1 %end, label %out, label %next")
+    f.place("out")
+    f.line("ret void")
+    return f.text("define void @cudaops_meet(ptr %ctx, i64 %frame.bytes, i64 %warps) noinline #0")
 
 
 def _note() -> str:
@@ -459,6 +508,49 @@ def _initialisation(f: _Function, init: str, into: str, done: str) -> None:
     f.line(f"br i1 %k.more, label %byte, label %{done}")
 
 
+def _aligned() -> str:
+    """aligned(ctx, addresses, mask, bytes, site): the lanes whose addresses are multiples of bytes, a power of two."""
+    f = _Function()
+    low = f.splat("i64", f.binary("sub", "i64", "%bytes", "1"))
+    odd = f.emit(f"icmp ne <32 x i64> {f.binary('and', '<32 x i64>', '%addresses', low)}, zeroinitializer")
+    bits = f.binary("and", "i32", f.bits(odd), "%mask")
+    f.line(f"%some = icmp ne i32 {bits}, 0")
+    f.line("br i1 %some, label %odd, label %out")
+    f.place("odd")
+    f.line(
+        f"call void @cudaops_notes(ptr %ctx, i32 {bits}, i64 {MISALIGNED}, i64 %site, <32 x i32> splat (i32 -1), "
+        "<32 x i64> %addresses, <32 x i32> zeroinitializer)"
+    )
+    f.line("br label %out")
+    f.place("out")
+    f.line(f"ret i32 {f.binary('and', 'i32', '%mask', f.binary('xor', 'i32', bits, '-1'))}")
+    return f.text(
+        "define i32 @cudaops_aligned(ptr %ctx, <32 x i64> %addresses, i32 %mask, i64 %bytes, i64 %site) noinline #0"
+    )
+
+
+def _inactive() -> str:
+    """inactive(ctx, lanes, sources, active, site): a finding for each lane of `lanes` whose source is not active."""
+    f = _Function()
+    i32 = "<32 x i32>"
+    bit = f.binary("lshr", i32, f.splat("i32", "%active"), "%sources")
+    off = f.emit(f"icmp eq {i32} {f.binary('and', i32, bit, 'splat (i32 1)')}, zeroinitializer")
+    bits = f.binary("and", "i32", f.bits(off), "%lanes")
+    f.line(f"%some = icmp ne i32 {bits}, 0")
+    f.line("br i1 %some, label %note, label %out")
+    f.place("note")
+    f.line(
+        f"call void @cudaops_notes(ptr %ctx, i32 {bits}, i64 {INACTIVE_LANE}, i64 %site, {i32} splat (i32 -1), "
+        f"<32 x i64> zeroinitializer, {i32} %sources)"
+    )
+    f.line("br label %out")
+    f.place("out")
+    f.line("ret void")
+    return f.text(
+        "define void @cudaops_inactive(ptr %ctx, i32 %lanes, <32 x i32> %sources, i32 %active, i64 %site) noinline #0"
+    )
+
+
 def _watch() -> str:
     """watch(ctx, addresses, mask, bytes, kind, site, slot, spaces): check an access; the lanes that may make it."""
     f = _Function()
@@ -472,20 +564,7 @@ def _watch() -> str:
         f"call i32 @cudaops_allowed(ptr %ctx, <32 x i64> %addresses, i32 %mask, i64 %bytes64, i32 %site, i32 %slot, "
         f"i32 %spaces, i32 {fault})"
     )
-    # alignment: a power of two, or 1
-    low = f.splat("i64", f.binary("sub", "i64", "%bytes64", "1"))
-    odd = f.emit(f"icmp ne <32 x i64> {f.binary('and', '<32 x i64>', '%addresses', low)}, zeroinitializer")
-    odd_bits = f.binary("and", "i32", f.bits(odd), good)
-    f.line(f"%odd.some = icmp ne i32 {odd_bits}, 0")
-    f.line("br i1 %odd.some, label %odd, label %aligned")
-    f.place("odd")
-    f.line(
-        f"call void @cudaops_notes(ptr %ctx, i32 {odd_bits}, i64 {MISALIGNED}, i64 %site64, <32 x i32> splat (i32 -1), "
-        "<32 x i64> %addresses, <32 x i32> zeroinitializer)"
-    )
-    f.line("br label %aligned")
-    f.place("aligned")
-    left = f.binary("and", "i32", good, f.binary("xor", "i32", odd_bits, "-1"))
+    left = f.emit(f"call i32 @cudaops_aligned(ptr %ctx, <32 x i64> %addresses, i32 {good}, i64 %bytes64, i64 %site64)")
     # shared memory, all lanes at once, granule by granule
     base, size = f.field("shared"), f.field("shared_bytes")
     into = f.binary("sub", "<32 x i64>", "%addresses", f.splat("i64", base))

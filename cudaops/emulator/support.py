@@ -572,6 +572,7 @@ warp.end:
   %w.more = icmp ult i64 %w.next, %warps
   br i1 %w.more, label %warp, label %round.end
 round.end:
+  call void @cudaops_meet(ptr %ctx, i64 %frame.bytes, i64 %warps)
   call void @cudaops_tick(ptr %ctx)
   %again = icmp ne i32 %waiting.next, 0
   %bad = load i64, ptr %error, align 8

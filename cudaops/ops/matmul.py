@@ -188,7 +188,8 @@ def plan_matmul(
     a, b = problem.a, problem.b
     pack = PACK_BYTES // itemsize
     load_a, load_b = _load(a, problem.k, pack), _load(b, problem.k, pack)
-    store_width = pack if problem.c_n == 1 and b.outer % pack == 0 else 1
+    run = chosen.run(itemsize)
+    store_width = run if problem.c_n == 1 and b.outer % run == 0 else 1
     blocks = _blocks(chosen, problem)
     bias_stride = bias.strides[-1] if bias is not None and bias.shape and bias.shape[-1] > 1 else 0
     sizes = (1,) * (_MAX_BATCH_DIMS - len(problem.sizes)) + problem.sizes

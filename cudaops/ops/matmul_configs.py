@@ -8,6 +8,8 @@ from cudaops.plan import SMEM_WITHOUT_OPT_IN
 
 LANES = 32
 PACK_BYTES = 16  # the widest load of a thread
+_RUN_BYTES = 8  # columns a thread holds side by side (simt_tile.cuh)
+_PAD = 4  # elements between rows of B whose stores are scattered (tile_load.cuh)
 _MAX_ACCUMULATORS = {4: 128, 8: 64}  # registers a thread may spend on outputs; 8-byte arithmetic needs more beside them
 
 
@@ -60,9 +62,14 @@ class MatmulConfig:
 
     def smem_bytes(self, itemsize: int) -> int:
         """The most static shared memory any variant of it takes: two buffers, both tiles padded."""
-        pad, bk = PACK_BYTES // itemsize, self.bk_at(itemsize)
-        a_pad = pad if self.lanes_n < LANES else 0
-        return 2 * itemsize * (self.bm * (bk + a_pad) + bk * (self.bn + pad))
+        bk = self.bk_at(itemsize)
+        a_pad = PACK_BYTES // itemsize if self.lanes_n < LANES else 0
+        return 2 * itemsize * (self.bm * (bk + a_pad) + bk * (self.bn + _PAD))
+
+    @staticmethod
+    def run(itemsize: int) -> int:
+        """Columns a thread holds side by side."""
+        return max(1, _RUN_BYTES // itemsize)
 
 
 # "128x256" is the fastest where there is work for every SM: 16x8 outputs a thread need 6 shared loads of 16 bytes for
@@ -81,7 +88,7 @@ def is_legal(config: MatmulConfig, itemsize: int) -> bool:
     pack = PACK_BYTES // itemsize
     if config.lanes_n not in (8, 16, 32) or config.bm % config.warp_m or config.bn % config.warp_n:
         return False
-    if config.tn % pack or config.bk_at(itemsize) % pack or config.tm % pack:
+    if config.tn % config.run(itemsize) or config.bk_at(itemsize) % pack or config.tm % pack:
         return False
     if (
         config.tm * config.tn * itemsize // 4 > _MAX_ACCUMULATORS[itemsize]
@@ -98,9 +105,9 @@ def is_legal(config: MatmulConfig, itemsize: int) -> bool:
 
 
 def _shares(outer: int, bk: int, width: int, threads: int) -> bool:
-    """Whether `threads` share an outer x bk tile equally, by loads of `width` along either side (tile_load.cuh)."""
+    """Whether `threads` share an outer x bk tile equally, however it is loaded by `width` (tile_load.cuh)."""
     loads = outer * bk // width
-    lines = (bk // width, outer // width)
+    lines = (bk // width, outer // width, outer)
     return all(line % threads == 0 or threads % line == 0 for line in lines) and (
         loads % threads == 0 or loads < threads
     )

@@ -102,7 +102,7 @@ INDEX = (
 )
 
 
-Log = dict[int, list[int]]  # action -> the values it gave, one for each time it ran
+Log = dict[int, dict[tuple[int, ...], int]]  # action -> the values it gave, by the turns of the loops it is in
 
 
 @dataclass(frozen=True)
@@ -142,12 +142,12 @@ class _Loop:
             assign("r", "mad.lo.s32", limit, step & 0xFFFFFFFF, (start + bottom * step) & 0xFFFFFFFF, into=limit)
         else:
             assign("r", "mov.u32", (start + step * (turns % 5 + bottom)) & 0xFFFFFFFF, into=limit)
-        mark("label", f"L{n}")
+        mark("label", f"L{n:04d}")
         if not bottom:
             assign("p", test, counter, limit, into=predicate)
-            mark("branch", f"E{n}", predicate, True)
+            mark("branch", f"E{n:04d}", predicate, True)
         pools["r"] += [counter, counter]
-        return cls(str(n), (counter, limit, predicate), step, test, bottom)
+        return cls(f"{n:04d}", (counter, limit, predicate), step, test, bottom)
 
     def close(self, assign: Any, mark: Any) -> None:
         counter, limit, predicate = self.own
@@ -213,13 +213,13 @@ class Program:
                         self.actions, _ids(outside * threads + inside, self.block, grid), a, b, c, words, logs[-1]
                     )
                 for n, lanes in claims.items():
-                    self._check_claim(n, lanes, [log.get(n, []) for log in logs])
+                    self._check_claim(n, lanes, [log.get(n, {}) for log in logs])
 
-    def _check_claim(self, n: int, lanes: Lanes, values: list[list[int]]) -> None:
-        """`values`: of each lane, one for each time the action ran."""
+    def _check_claim(self, n: int, lanes: Lanes, values: list[dict[tuple[int, ...], int]]) -> None:
+        """`values`: of each lane, one for each turn in which it ran the action."""
         bits = BITS[REGISTER[str(self.actions[n][2])]]
-        for turn in range(max(map(len, values))):
-            now = {lane: v[turn] for lane, v in enumerate(values) if turn < len(v)}
+        for turn in set().union(*values):
+            now = {lane: v[turn] for lane, v in enumerate(values) if turn in v}
             scalars = {(v - (lanes.offsets[lane] if lanes.offsets else 0)) % (1 << bits) for lane, v in now.items()}
             say = f"action {n} {self.actions[n]}, turn {turn}: {now} is not {lanes}\n{self.text}"
             assert lanes.varying or len(scalars) == 1, say
@@ -430,6 +430,7 @@ def _interpret(
     values: dict[str, int] = {}
     given = {"a": a & 0xFFFFFFFF, "b": b & 0xFFFFFFFF, "c": c & (2**64 - 1)}
     labels = {action[1]: n for n, action in enumerate(actions) if action[0] == "label"}
+    turns = {str(action[1])[1:]: 0 for action in actions if action[0] == "label"}
     n = 0
     while n < len(actions):
         match actions[n]:
@@ -437,7 +438,12 @@ def _interpret(
                 bits = [_value(o, values, ids) for o in operands]
                 values[name] = _into(kind, opcode, evaluate(opcode, *_cut(opcode, bits, operands)))
                 if log is not None:
-                    log.setdefault(n, []).append(values[name])
+                    log.setdefault(n, {})[tuple(turns.values())] = values[name]
+            case ("label", str(label)):
+                # A loop's next turn, or its end, begins the turns of what follows anew.
+                turns[label[1:]] = turns[label[1:]] + 1 if label[0] == "L" else 0
+                for later in [other for other in turns if other > label[1:]]:
+                    turns[later] = 0
             case ("param", str(name), str(which)):
                 values[name] = given[which]
             case ("byte", str(name), int(place)):
@@ -446,7 +452,7 @@ def _interpret(
                 values[name] = table[values[index]]
             case ("branch", str(label), str(predicate), bool(negated)):
                 if not predicate or bool(values[predicate]) != negated:
-                    n = labels[label]
+                    n = labels[label] - 1
         n += 1
     return values
 

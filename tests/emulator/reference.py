@@ -12,18 +12,32 @@ from fractions import Fraction
 BITS = {
     "pred": 1,
     **dict.fromkeys(("b8", "u8", "s8"), 8),
-    **dict.fromkeys(("b16", "u16", "s16"), 16),
-    **dict.fromkeys(("b32", "u32", "s32", "f32"), 32),
+    **dict.fromkeys(("b16", "u16", "s16", "f16", "bf16"), 16),
+    **dict.fromkeys(("b32", "u32", "s32", "f32", "f16x2", "bf16x2", "tf32"), 32),
     **dict.fromkeys(("b64", "u64", "s64", "f64"), 64),
 }
 NAN = -1  # as an expected result: any NaN
-FLOATS = {"f32": (24, -126, 127), "f64": (53, -1022, 1023)}  # significand bits, least and greatest exponent
+FLOATS = {  # significand bits, least and greatest exponent
+    "f16": (11, -14, 15),
+    "bf16": (8, -126, 127),
+    "f32": (24, -126, 127),
+    "f64": (53, -1022, 1023),
+}
 
 
 def evaluate(opcode: str, *operands: int) -> int:
-    """The result of one instruction, as bits of its result type."""
+    """The result of one instruction, as bits of its result type (two halves: `evaluate_pair`)."""
     parts = opcode.split(".")
     return MEANING[parts[0]](parts, *operands)
+
+
+def evaluate_pair(opcode: str, *operands: int) -> tuple[int, int]:
+    """(low, high) half of an instruction on f16x2 or bf16x2 operands, or of a packed conversion."""
+    single = opcode.replace("f16x2", "f16")
+    if single.startswith("cvt"):  # the first operand goes to the high half
+        return evaluate(single, operands[1]), evaluate(single, operands[0])
+    low, high = (evaluate(single, *(o >> shift & 0xFFFF for o in operands)) for shift in (0, 16))
+    return low, high
 
 
 def signed(bits: int, width: int) -> int:
@@ -52,8 +66,8 @@ def clamp(value: int, type_: str) -> int:
 
 
 # -- floating point -----------------------------------------------------------------------------------------------------
-INF = {"f32": 0x7F800000, "f64": 0x7FF0000000000000}
-ONE = {"f32": 0x3F800000, "f64": 0x3FF0000000000000}
+INF = {"f16": 0x7C00, "bf16": 0x7F80, "f32": 0x7F800000, "f64": 0x7FF0000000000000}
+ONE = {"f16": 0x3C00, "bf16": 0x3F80, "f32": 0x3F800000, "f64": 0x3FF0000000000000}
 
 
 def sign_bit(type_: str) -> int:
@@ -153,6 +167,8 @@ def _float(operation: Callable[..., int]) -> Callable[..., int]:
         result = operation(parts, type_, *operands)
         if "sat" in parts:
             result = saturated(result, type_)
+        if "relu" in parts and result != NAN and negative(result, type_):
+            result = 0
         return flushed(result, type_) if "ftz" in parts else result
 
     return run
@@ -254,7 +270,7 @@ def _with_sign(parts: list[str], type_: str, a: int, b: int, result: int) -> int
 
 
 def _compare(kind: str, type_: str, a: int, b: int, ftz: bool = False) -> int:
-    if type_[0] == "f":
+    if type_ in FLOATS:
         if ftz:
             a, b = flushed(a, type_), flushed(b, type_)
         unordered = is_nan(a, type_) or is_nan(b, type_)
@@ -297,7 +313,7 @@ def setp_pair(opcode: str, a: int, b: int, c: int | None = None) -> tuple[int, i
 
 def _set(parts: list[str], a: int, b: int, c: int | None = None) -> int:
     to = parts[-2]
-    true = ONE["f32"] if to == "f32" else 0xFFFFFFFF
+    true = ONE[to] if to in ONE else (1 << BITS[to]) - 1
     return true if _setp(parts, a, b, c) else 0
 
 
@@ -329,26 +345,43 @@ def _testp(parts: list[str], a: int) -> int:
 # -- conversions --------------------------------------------------------------------------------------------------------
 def _cvt(parts: list[str], a: int) -> int:
     to, source = parts[-2], parts[-1]
-    if source == "f32" and "ftz" in parts:
-        a = flushed(a, "f32")
-    if source[0] == "f":
+    if to == "tf32":
+        return _tf32(parts, a)
+    if source in ("f32", "f16") and "ftz" in parts:
+        a = flushed(a, source)
+    if source in FLOATS:
         result = _from_float(parts, to, source, a)
     else:
         value = number(a, source)
-        if to[0] == "f":
+        if to in FLOATS:
             result = rounded(Fraction(value), to, _mode(parts))
         else:
             result = cut(clamp(value, to) if "sat" in parts else value, to)
-    if to[0] == "f" and "sat" in parts:
+    if to in FLOATS and "sat" in parts:
         result = saturated(result, to)
-    return flushed(result, to) if to == "f32" and "ftz" in parts else result
+    if "relu" in parts and result != NAN and negative(result, to):
+        result = 0
+    return flushed(result, to) if to in ("f32", "f16") and "ftz" in parts else result
+
+
+def _tf32(parts: list[str], a: int) -> int:
+    """The upper 19 bits of an f32, rounded; rna: to nearest, ties away from zero."""
+    if is_nan(a, "f32"):
+        return NAN
+    if is_inf(a, "f32"):
+        bits = a
+    else:
+        low = a & 0x1FFF
+        up = {"rna": low >= 0x1000, "rz": False, "rn": low > 0x1000 or (low == 0x1000 and a >> 13 & 1)}
+        bits = (a - low) + 0x2000 * bool(up[parts[1]])
+    return 0 if "relu" in parts and negative(bits, "f32") else bits
 
 
 def _from_float(parts: list[str], to: str, source: str, a: int) -> int:
     integral = next((p for p in parts if p in ("rni", "rzi", "rmi", "rpi")), None)
-    if to[0] != "f":
+    if to not in FLOATS:
         if is_nan(a, source):
-            return 0 if source == "f32" and BITS[to] < 64 else 1 << (BITS[to] - 1)
+            return 0 if source != "f64" and BITS[to] < 64 else 1 << (BITS[to] - 1)
         low, high = limits(to)
         if is_inf(a, source):
             return cut(low if negative(a, source) else high, to)
@@ -486,7 +519,7 @@ def _bits(operation: Callable[..., int]) -> Callable[..., int]:
 
 
 def _both(on_integers: Callable[..., int], on_floats: Callable[..., int]) -> Callable[..., int]:
-    return lambda parts, *operands: (on_floats if parts[-1][0] == "f" else on_integers)(parts, *operands)
+    return lambda parts, *operands: (on_floats if parts[-1] in FLOATS else on_integers)(parts, *operands)
 
 
 MEANING: dict[str, Callable[..., int]] = {

@@ -1,4 +1,4 @@
-"""atom and red: every operation and type, all lanes at one place, blocks on two threads, and loops of compare and swap."""
+"""atom and red: every operation and type, many lanes at one place, blocks on two threads, compare-and-swap loops."""
 
 from __future__ import annotations
 
@@ -86,6 +86,7 @@ def kernel(op: str, kind: str, space: str, base: str = "atom", hint: str = "") -
         st.global.b{bits} [%words_t], %x;
         done:"""
     base_register = "%s" if shared else "%words"
+    zero = {"f32": "0f00000000", "f64": "0d0000000000000000"}.get(register, "0")
     return harness.ptx(
         f"""
         .shared .align 8 .b8 sh[{count * size}];
@@ -112,7 +113,7 @@ def kernel(op: str, kind: str, space: str, base: str = "atom", hint: str = "") -
         ld.global.{register} %v, [%values];
         mul.wide.u32 %o, %k, {size};
         add.u64 %w, {base_register}, %o;
-        mov.{register} %old, {"0f00000000" if register == "f32" else "0d0000000000000000" if register == "f64" else "0"};
+        mov.{register} %old, {zero};
         {act}
         st.global.{register} [%olds], %old;
         {copy_out}
@@ -182,7 +183,10 @@ def test_loop_of_compare_and_swap_makes_progress_in_every_lane() -> None:
     source = """__global__ void k(float* total, u64* product, const float* x) {
         int t = threadIdx.x + blockIdx.x * blockDim.x;
         u32 *at = (u32*)total, old = *at, seen;
-        do { seen = old; old = atomicCAS(at, seen, __float_as_uint(__uint_as_float(seen) + x[t])); } while (old != seen);
+        do {
+            seen = old;
+            old = atomicCAS(at, seen, __float_as_uint(__uint_as_float(seen) + x[t]));
+        } while (old != seen);
         u64 o = *product, s;
         do { s = o; o = atomicCAS(product, s, s * 3); } while (o != s);
     }"""

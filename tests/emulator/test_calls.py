@@ -14,7 +14,11 @@ def test_device_functions_pass_scalars_structs_and_pointers() -> None:
     kernel = harness.cuda(
         """
         struct Pair { float a; int b; double c; };
-        __device__ __noinline__ float power(float x, int n) { float s = 1; for (int i = 0; i < n; i++) s *= x; return s; }
+        __device__ __noinline__ float power(float x, int n) {
+            float s = 1;
+            for (int i = 0; i < n; i++) s *= x;
+            return s;
+        }
         __device__ __noinline__ Pair twice(Pair p, float* at) { p.a += *at; p.b *= 2; p.c = -p.c; *at = p.a; return p; }
         __device__ __noinline__ i64 wide(u8 a, short b, i64 c) { return a + b * c; }
         __global__ void k(double* o, const int* n) {

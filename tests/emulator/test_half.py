@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,9 +106,7 @@ def kernel(instruction: str, inputs: int, packed: bool, outputs: int = 1) -> har
     """`instruction` with %d and %a %b %c for the operands, on each element (pair of elements)."""
     bits = 32 if packed else 16
     names = "abc"[:inputs]
-    loads = "\n".join(
-        f"ld.param.u64 %p, [{n}]; add.u64 %p, %p, %o; ld.global.b{bits} %{n}, [%p];" for n in names
-    )
+    loads = "\n".join(f"ld.param.u64 %p, [{n}]; add.u64 %p, %p, %o; ld.global.b{bits} %{n}, [%p];" for n in names)
     return harness.ptx(
         f"""
         .reg .b{bits} %a, %b, %c, %d;
@@ -279,7 +278,7 @@ def holds(test: str, a: float, b: float) -> bool:
 TESTS = [*ORDERED, *(t + "u" for t in ORDERED), "num", "nan"]
 
 
-@pytest.mark.parametrize("type_", ["f16", "f16x2", "bf16", "bf16x2"])
+@pytest.mark.parametrize("type_", ["f16", "f16x2", "bf16", pytest.param("bf16x2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("test", TESTS)
 def test_setp(test: str, type_: str) -> None:
     kind = type_.removesuffix("x2")
@@ -434,14 +433,19 @@ INTEGERS = {f"{s}{n}": np.dtype(f"{'i' if s == 's' else 'u'}{n // 8}") for s in 
 ROUND: dict[str, Callable[[float], int]] = {"rni": round, "rzi": math.trunc, "rmi": math.floor, "rpi": math.ceil}
 
 
-@pytest.mark.parametrize("mode", ROUND)
-@pytest.mark.parametrize("to", INTEGERS)
-@pytest.mark.parametrize("kind", ["f16", "bf16"])
-def test_convert_to_integer_saturates(kind: str, to: str, mode: str) -> None:
+def conversions(modes: Iterable[str]) -> Any:
+    """Kind, integer type and rounding; narrow integers of bf16 only with the slow tests."""
+    cases = [(kind, integer, mode) for kind in FORMATS for integer in INTEGERS for mode in modes]
+    slow = {c: [pytest.mark.slow] * (c[0] == "bf16" and c[1][1:] in ("8", "16")) for c in cases}
+    return pytest.mark.parametrize(("kind", "integer", "mode"), [pytest.param(*c, marks=slow[c]) for c in cases])
+
+
+@conversions(ROUND)
+def test_convert_to_integer_saturates(kind: str, integer: str, mode: str) -> None:
     bits = np.concatenate([corners(kind), np.random.default_rng().integers(0, 1 << 16, 3044)]).astype(U16)
     bits = bits[: len(bits) // 32 * 32]
-    dtype = INTEGERS[to]
-    found = convert(f"cvt.{mode}.{to}.{kind}", bits, dtype, max(8 * dtype.itemsize, 16))
+    dtype = INTEGERS[integer]
+    found = convert(f"cvt.{mode}.{integer}.{kind}", bits, dtype, max(8 * dtype.itemsize, 16))
     limits = np.iinfo(dtype)
     expected = []
     for b in bits:
@@ -455,12 +459,10 @@ def test_convert_to_integer_saturates(kind: str, to: str, mode: str) -> None:
     np.testing.assert_array_equal(found, np.array(expected, dtype))
 
 
-@pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
-@pytest.mark.parametrize("source", INTEGERS)
-@pytest.mark.parametrize("kind", ["f16", "bf16"])
-def test_convert_from_integer(kind: str, source: str, mode: str) -> None:
+@conversions(["rn", "rz", "rm", "rp"])
+def test_convert_from_integer(kind: str, integer: str, mode: str) -> None:
     rng = np.random.default_rng()
-    dtype = INTEGERS[source]
+    dtype = INTEGERS[integer]
     limits = np.iinfo(dtype)
     bits = 8 * dtype.itemsize
     powers = [s * (1 << n) + d for n in range(bits) for d in (-1, 0, 1) for s in (1, -1)]
@@ -469,7 +471,7 @@ def test_convert_from_integer(kind: str, source: str, mode: str) -> None:
                                                    rng.integers(0, bits, 999), strict=True)]  # fmt: skip
     x = np.array([v for v in [*powers, *halves, *anything] if limits.min <= v <= limits.max], dtype)
     x = np.concatenate([x, x[: -len(x) % 32]])
-    found = convert(f"cvt.{mode}.{kind}.{source}", x, np.dtype(U16), 16)
+    found = convert(f"cvt.{mode}.{kind}.{integer}", x, np.dtype(U16), 16)
     same(found, [FORMATS[kind].of(Fraction(int(v)), mode) for v in x], x.astype(np.uint64))
 
 

@@ -88,12 +88,10 @@ def test_interrupt_ends_a_launch(threads: int) -> None:
         harness.run(kernel, 4, 64, np.zeros(3, np.int32), 5)  # compiled beforehand
     timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
     start = time.monotonic()
+    timer.start()
     with pytest.raises(KeyboardInterrupt):
-        try:
-            timer.start()
-            harness.run(kernel, 4, 64, np.zeros(3, np.int32), 5, threads=threads)
-        finally:
-            timer.join()
+        harness.run(kernel, 4, 64, np.zeros(3, np.int32), 5, threads=threads)
+    timer.join()
     assert time.monotonic() - start < 30
 
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from cudaops.emulator import Buffer, Finding, prepare, sanitize
-from cudaops.errors import EmulatorError, SanitizerError
+from cudaops.errors import EmulatorError, LaunchError, SanitizerError
+from cudaops.kernel import RawKernel
 from cudaops.plan import LaunchConfig
 from tests.emulator import harness
 from tests.emulator.harness import Dim, Kernel
@@ -43,15 +45,19 @@ def launch(
 
 def findings_of(*arguments: Any, **options: Any) -> list[Finding]:
     """The findings of `launch` under the sanitizer; none if it is silent."""
+    raised = None
     try:
         with sanitize():
             launch(*arguments, **options)
     except SanitizerError as error:
-        assert error.findings
-        assert all(isinstance(f, Finding) for f in error.findings)
-        assert all(f.message in str(error) for f in error.findings[:10])
-        return [f for f in error.findings if isinstance(f, Finding)]
-    return []
+        raised = error
+    if raised is None:
+        return []
+    found = [f for f in raised.findings if isinstance(f, Finding)]
+    assert found
+    assert len(found) == len(raised.findings)
+    assert all(f.message in str(raised) for f in found[:10])
+    return found
 
 
 def line_of(source: str, mark: str) -> int:
@@ -216,7 +222,8 @@ FAULTS = [
             __syncthreads();
             o[blockIdx.x * blockDim.x + threadIdx.x] = s[n / 64];
         }""",
-        "s[n / 64] = (float)n;", "if (threadIdx.x == 0) s[n / 64] = (float)n;", r"writes shared\[8\]", argument="shared", index=8,
+        "s[n / 64] = (float)n;", "if (threadIdx.x == 0) s[n / 64] = (float)n;", r"writes shared\[8\]",
+        argument="shared", index=8,
     ),
     Fault(
         "uninitialised shared read", "initcheck",
@@ -251,6 +258,43 @@ FAULTS = [
             o[i] = s[t];
         }""",
         "if (t % 32 < 16)", "if (n > 16)", r"in divergent code is not reached by every thread",
+    ),
+    Fault(
+        "warps at different barriers", "synccheck",
+        """__global__ void k(float* o, const float* x, int n) {
+            int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;
+            if (t < 32) {
+                o[i] = x[i];
+                __syncthreads(); // OTHER
+                o[i] += 1;
+            } else {
+                __syncthreads(); // BAD
+                o[i] = -x[i];
+            }
+        }""",
+        "t < 32", "n < 32", r"warp 1 waits at bar.* while warp 0 waits at bar", at=((0, 0, 0), (32, 0, 0)),
+    ),
+    Fault(
+        "shuffle from an inactive lane", "synccheck",
+        """__global__ void k(float* o, const float* x, int n) {
+            int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;
+            float v = x[i];
+            if (t % 32 < 17)
+                v += __shfl_down_sync(0x1FFFFu, v, 1); // BAD
+            o[i] = v;
+        }""",
+        "v, 1)", "v, 1, 1)", r"shfl\.sync\.down\.b32 the value of lane 17, which does not take part",
+        at=((0, 0, 0), (16, 0, 0)),
+    ),
+    Fault(
+        "shuffle from a lane that does not exist", "synccheck",
+        """__global__ void k(float* o, const float* x, int n) {
+            int t = threadIdx.x;
+            float v = x[t];
+            v += __shfl_sync(0xFFFFFFFFu, v, n + (t & 1)); // BAD
+            o[t + 40 * blockIdx.x] = v;
+        }""",
+        "n + (t & 1)", "n / 9 + (t & 1)", r"the value of lane 8, which", block=40, n=7, at=((0, 0, 0), (33, 0, 0)),
     ),
     Fault(
         "shared memory, out of bounds", "memcheck",
@@ -542,6 +586,19 @@ def test_local_array_out_of_bounds() -> None:
     assert (found.check, found.line) == ("memcheck", line_of(source, BAD))
     assert "outside its local memory" in found.message
     assert not findings_of(kernel, 1, 4, np.arange(4, dtype=np.int32), 0)
+
+
+def test_too_much_shared_memory_is_refused_before_anything_runs() -> None:
+    source = 'extern "C" __global__ void k(float* o) { extern __shared__ float s[]; s[0] = 1; o[0] = s[0]; }'
+    kernel, o = RawKernel(source, "k"), torch.zeros(1)
+    with sanitize():
+        with pytest.raises(LaunchError, match=r"shared memory"):
+            kernel((1,), (32,), (o,), shared_mem=1 << 20)
+        assert o[0] == 0
+        with pytest.raises(SanitizerError, match=r"racecheck: k: "):  # all lanes write s[0]
+            kernel((1,), (32,), (o,), shared_mem=1 << 10)
+        kernel((1,), (1,), (o,), shared_mem=1 << 10)
+    assert o[0] == 1
 
 
 def test_environment_variable_turns_it_on(monkeypatch: pytest.MonkeyPatch) -> None:

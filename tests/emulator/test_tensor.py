@@ -1,8 +1,9 @@
-"""mma.sync and what moves its operands, against NumPy, CuTe's layouts and the ISA's tables; and what lanes do together."""
+"""mma.sync and what moves its operands, against NumPy, CuTe's layouts and the ISA's tables; votes and the like."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -233,15 +234,18 @@ def test_mma_of_infinities_and_nan() -> None:
 @pytest.mark.parametrize(
     "instruction",
     [
-        "mma.sync.aligned.m16n8k16.row.row.f32.f16.f16.f32 {%a, %a, %a, %a}, {%a, %a, %a, %a}, {%a, %a}, {%a, %a, %a, %a}",
-        "mma.sync.aligned.m16n8k64.row.col.s32.s4.s4.s32 {%a, %a, %a, %a}, {%a, %a, %a, %a}, {%a, %a}, {%a, %a, %a, %a}",
-        "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e5m2.f32 {%a, %a, %a, %a}, {%a, %a, %a, %a}, {%a, %a}, {%a, %a, %a, %a}",
-        "wgmma.fence.sync.aligned", "mma.sp.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 %a, %a, %a, %a",
+        "mma.sync.aligned.m16n8k16.row.row.f32.f16.f16.f32",
+        "mma.sync.aligned.m16n8k64.row.col.s32.s4.s4.s32",
+        "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e5m2.f32",
+        "wgmma.fence.sync.aligned", "mma.sp.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
     ],
 )  # fmt: skip
 def test_unknown_matrix_instruction_is_an_error_that_names_it(instruction: str) -> None:
-    kernel = harness.ptx(f".reg .f32 %a;\n.loc 1 12 0\n{instruction};\nret;")
-    with pytest.raises(EmulatorError, match=rf"^test\.cu:12: .*{instruction.split()[0].replace('.', chr(92) + '.')}"):
+    operands = (
+        " {%a, %a, %a, %a}, {%a, %a, %a, %a}, {%a, %a}, {%a, %a, %a, %a}" if instruction.startswith("mma") else ""
+    )
+    kernel = harness.ptx(f".reg .f32 %a;\n.loc 1 12 0\n{instruction}{operands};\nret;")
+    with pytest.raises(EmulatorError, match=rf"^test\.cu:12: .*{re.escape(instruction)}"):
         harness.run(kernel, 1, 32, np.zeros(1, F32))
 
 
@@ -338,8 +342,12 @@ def test_stmatrix(count: int, trans: bool) -> None:
 def test_ldmatrix_of_a_misaligned_row_is_a_finding() -> None:
     rows = np.arange(32, dtype=U32) * 16
     rows[5] += 8
-    with sanitize(), pytest.raises(SanitizerError, match="memcheck: .*thread"):
+    message = r"thread \(5, 0, 0\) reads 16 bytes shared\[88\] \(bytes\), which is not a multiple of 16"
+    with sanitize(), pytest.raises(SanitizerError, match=message) as error:
         harness.run(matrix_kernel(1, False, False), 1, 32, np.zeros(512, U16), rows, np.zeros((32, 2), U16))
+    assert [f.check for f in error.value.findings] == ["memcheck"]
+    with sanitize():  # lanes that give no address to .x1 may hold anything
+        harness.run(matrix_kernel(1, False, False), 1, 32, np.zeros(512, U16), np.roll(rows, 5), np.zeros((32, 2), U16))
 
 
 def test_ldmatrix_outside_shared_memory_is_an_error() -> None:
@@ -416,6 +424,24 @@ def test_cp_async_does_not_read_past_the_source_size() -> None:
         else:
             harness.run(kernel, 1, 32, found, x, 61)
         np.testing.assert_array_equal(found, np.concatenate([x, np.zeros(67, F32)]))
+
+
+@pytest.mark.parametrize(("to", "source"), [(4, 0), (0, 4)])
+def test_misaligned_cp_async_is_a_finding(to: int, source: int) -> None:
+    text = f"""__global__ void k(float* o, const float* x) {{
+        __shared__ __align__(16) float s[68];
+        int t = threadIdx.x;
+        u32 to = (u32)__cvta_generic_to_shared(s + 4 * t) + {to};
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"((const char*)(x + 4 * t) + {source}));
+        asm volatile("cp.async.wait_all;");
+        __syncwarp();
+        o[t] = s[4 * t + {to // 4}];
+    }}"""
+    x = np.arange(100, dtype=F32)
+    with sanitize(), pytest.raises(SanitizerError, match=r"16 bytes .* not a multiple of 16") as error:
+        harness.run(harness.cuda(text), 1, 16, np.zeros(16, F32), x)
+    (finding,) = error.value.findings
+    assert (finding.check, finding.line, finding.argument) == ("memcheck", 5, "shared" if to else "argument1")
 
 
 def test_cp_async_of_some_lanes() -> None:

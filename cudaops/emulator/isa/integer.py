@@ -51,6 +51,37 @@ def _product(g: Codegen, ins: Instruction) -> str:
     return g.emit(f"trunc {wide} {high} to {narrow}")
 
 
+WORDS = "s32 u32 s64 u64"
+
+
+@rule("add sub", WORDS, needs="cc")
+@rule("addc subc", WORDS, "cc")
+@rule("mad", WORDS, "lo hi", needs="cc")
+@rule("madc", WORDS, "lo hi cc")
+def with_carry(g: Codegen, ins: Instruction) -> None:
+    """d = a + b + carry (sub: a - b - borrow), and the carry out with .cc; see ptx._with_carry."""
+    ty, bools, bits = g.ty(ins.type), g.vector_of("i1"), TYPE_BITS[ins.type]
+    mad, subtracts = ins.base.startswith("mad"), ins.base.startswith("sub")
+    a = _product(g, ins) if mad else g.src(ins, 1)
+    b = g.src(ins, 3 if mad else 2)
+    op = "sub" if subtracts else "add"
+    total = g.binary(op, ty, a, b)
+    carry = g.emit(f"icmp ult {ty} {a}, {b}" if subtracts else f"icmp ult {ty} {total}, {a}")
+    if ins.base.endswith("c"):
+        given = g.src(ins, 4 if mad else 3, "pred")
+        first = total
+        total = g.binary(op, ty, first, g.emit(f"zext {bools} {given} to {ty}"))
+        # only all ones carries on, only zero borrows on
+        edge = g.emit(f"icmp eq {ty} {first}, {g.splat(f'i{bits}', 0 if subtracts else -1)}")
+        carry = g.binary("or", bools, carry, g.binary("and", bools, edge, given))
+    target = ins.operands[0]
+    if isinstance(target, Pair):
+        g.write(target.first, total, ins.type)
+        g.write(target.second, carry, "pred")
+    else:
+        g.write(target, total, ins.type)
+
+
 @rule("mul24 mad24", "s32 u32", "lo hi")
 def mul24(g: Codegen, ins: Instruction) -> None:
     ty, wide = g.ty(ins.type), g.vector_of("i64")

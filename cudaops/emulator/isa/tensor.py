@@ -212,6 +212,7 @@ def ldmatrix(g: Codegen, ins: Instruction) -> None:
     assert isinstance(source, Mem)
     g.vector, trans = True, "trans" in ins.parts
     addresses = g.address_vector(source, "shared")
+    g.require_alignment(ins, "shared", addresses, 16, 8 * len(_items(ins.operands[0])))
     for j, register in enumerate(_items(ins.operands[0])):
         a = Access(ins, "shared", "b16" if trans else "b32", (register,), VARYING)
         values = [_read(g, a, _spread(g, addresses, *place)) for place in _places(j, trans)]
@@ -224,6 +225,7 @@ def stmatrix(g: Codegen, ins: Instruction) -> None:
     assert isinstance(target, Mem)
     g.vector, trans = True, "trans" in ins.parts
     addresses = g.address_vector(target, "shared")
+    g.require_alignment(ins, "shared", addresses, 16, 8 * len(_items(ins.operands[1])))
     for j, register in enumerate(_items(ins.operands[1])):
         word = g.read(register, "b32", vector=True)
         values = split(g, word) if trans else (word,)
@@ -263,6 +265,8 @@ def cp_async(g: Codegen, ins: Instruction) -> None:
     g.vector = True
     count = g.read(ins.operands[3], "b32", vector=True) if len(ins.operands) > 3 else None
     to, origin = g.address_vector(target, "shared"), g.address_vector(source, "global")
+    g.require_alignment(ins, "shared", to, size.value, 32)
+    g.require_alignment(ins, "global", origin, size.value, 32)
     mask = g.mask
     for n in range(size.value // 4):
         step = g.vector_text("i64", [4 * n] * 32)

@@ -28,6 +28,7 @@ def shfl(g: Codegen, ins: Instruction) -> None:
         picks, inside = zip(*(shuffle_source(mode, i, lane_operand.low, c_operand.low) for i in LANE), strict=True)
         moved = g.emit(f"shufflevector {v32} {value}, {v32} poison, {g.constant_vector('i32', picks)}")
         valid = g.vector_text("i1", [int(p) for p in inside])
+        j = g.vector_text("i32", picks)
     else:
         b = g.binary("and", v32, g.read(ins.operands[2], "b32", vector=True), g.splat32(31))
         c = g.read(ins.operands[3], "b32", vector=True)
@@ -44,6 +45,11 @@ def shfl(g: Codegen, ins: Instruction) -> None:
         valid = g.emit(f"icmp {'sge' if mode == 'up' else 'sle'} {v32} {j}, {high}")
         j = g.emit(f"select {bools} {valid}, {v32} {j}, {v32} {lanes}")
         moved = g.permute32(value, j)
+    if g.checks is Checks.SANITIZER and g.mask is not None:
+        active = g.bits_of(g.mask)
+        asking = g.binary("and", "i32", active, g.bits_of(valid))
+        function = g.field("inactive", "ptr")
+        g.line(f"call void {function}(ptr %ctx, i32 {asking}, {v32} {j}, i32 {active}, i64 {g.site_of(ins)})")
     g.write(data, moved, "b32", vector=True)
     if isinstance(target, Pair):
         g.write(target.second, valid, "pred", vector=True)
