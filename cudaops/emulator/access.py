@@ -213,6 +213,15 @@ class Accesses(Values):
         function = self.field(f"load{element[1:]}", "ptr")
         return self.emit(f"call <32 x {element}> {function}(ptr %ctx, <32 x i64> {places}, {where})")
 
+    def out_of_line_wide(self, access: Access, places: str) -> None:
+        """All of a vector load's bytes, lane by lane, to %wide."""
+        site, slot = self.site(access)
+        function = self.field(f"wide{access.total}", "ptr")
+        self.line(
+            f"call void {function}(ptr %ctx, <32 x i64> {places}, i32 {self.bits_of(self.mask_or_full())}, "
+            f"i32 {site}, i32 {slot}, i32 {layout.SPACES[access.space]}, ptr %wide)"
+        )
+
     def out_of_line_store(self, access: Access, places: str, value: str) -> None:
         site, slot = self.site(access)
         element = access.element

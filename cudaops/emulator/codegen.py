@@ -109,7 +109,7 @@ class Codegen(Accesses):
         shared = set().union(*(flow.live_in[b] for b in flow.reachable)) if flow.reachable else set()
         self.allocas: list[str] = [
             f"  %{name} = alloca <32 x {element}>, align 64"
-            for name, element in (("permute", "i32"), ("cold.places", "i64"), ("cold.value", "i64"))
+            for name, element in (("permute", "i32"), ("cold.places", "i64"), ("cold.value", "i64"), ("wide", "i128"))
         ]
         offset = layout.FRAME_REGISTERS
         self.frame_homes: list[tuple[str, int]] = []

@@ -52,6 +52,8 @@ WORKER = {
             "locals",
             "locals_bytes",
             "slots",
+            "wide8",
+            "wide16",
             "load8",
             "load16",
             "load32",

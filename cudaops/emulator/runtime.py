@@ -44,7 +44,7 @@ def _module(key: str, ptx: str) -> Module:
 # -- code -------------------------------------------------------------------------------------------------------------
 _SUPPORT_SYMBOLS = [
     f"cudaops_{kind}{bits}" for kind in ("load", "store", "cold_load", "cold_store") for bits in (8, 16, 32, 64)
-]
+] + ["cudaops_wide8", "cudaops_wide16"]
 
 
 @functools.cache

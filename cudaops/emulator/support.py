@@ -20,6 +20,7 @@ def ir() -> str:
         parts.append(_load(bits))
         parts.append(_store(bits))
         parts.append(_cold(bits))
+    parts += [_wide(8), _wide(16)]
     parts.append(_printf())
     parts.append(_poll())
     parts.append(sanitizer.ir())
@@ -292,6 +293,58 @@ spread{g}:
   br label %g{g + 1}"""
         )
     return text + "\ng4:\n  ret void\n}\n"
+
+
+def _wide(size: int) -> str:
+    """wide(ctx, addresses, mask, site, slot, spaces, out): `size` bytes of every lane, side by side at `out`.
+
+    Lanes that may not read give zeros.
+    """
+    v = f"<{size // 4} x i32>"
+    moves = "".join(
+        f"""
+  %p{lane}.at = getelementptr i64, ptr %places, i64 {lane}
+  %p{lane} = load ptr, ptr %p{lane}.at, align 8
+  %x{lane} = load {v}, ptr %p{lane}, align 1
+  %o{lane} = getelementptr i8, ptr %result, i64 {lane * size}
+  store {v} %x{lane}, ptr %o{lane}, align {size}"""
+        for lane in range(32)
+    )
+    return f"""
+define void @cudaops_wide{size}(ptr %ctx, <32 x i64> %addresses, i32 %mask, {_WHERE}, ptr %result) #0 {{
+{_check(8 * size, layout.ERROR_ACCESS)}
+  %places = alloca <32 x i64>, align 64
+  store <32 x i64> %addresses, ptr %places, align 64
+  %all = icmp eq i32 %good, -1
+  br i1 %all, label %every, label %some
+every:{moves}
+  ret void
+some:
+  call void @llvm.memset.p0.i64(ptr %result, i8 0, i64 {32 * size}, i1 false)
+  br label %next
+next:
+  %lane = phi i64 [ 0, %some ], [ %lane.next, %more ]
+  %lane32 = trunc i64 %lane to i32
+  %bit = shl i32 1, %lane32
+  %on = and i32 %good, %bit
+  %active = icmp ne i32 %on, 0
+  br i1 %active, label %move, label %more
+move:
+  %q.at = getelementptr i64, ptr %places, i64 %lane
+  %q = load ptr, ptr %q.at, align 8
+  %y = load {v}, ptr %q, align 1
+  %to = mul i64 %lane, {size}
+  %r = getelementptr i8, ptr %result, i64 %to
+  store {v} %y, ptr %r, align {size}
+  br label %more
+more:
+  %lane.next = add i64 %lane, 1
+  %end = icmp eq i64 %lane.next, 32
+  br i1 %end, label %done, label %next
+done:
+  ret void
+}}
+"""
 
 
 def _cold(bits: int) -> str:

@@ -213,13 +213,13 @@ def operand_rows(opcode: str, source: np.random.Generator, most: int) -> list[tu
     else:
         rows = [tuple(c[int(source.integers(len(c)))] for c in choices) for _ in range(most)]
     for _ in range(most // 4):
-        rows.append(tuple(int(source.integers(1 << BITS[t], dtype=np.uint64)) if BITS[t] < 64 else int(source.integers(1 << 63)) * 2 + 1 for t in types))
+        rows.append(tuple(int(source.integers(1 << BITS[t], dtype=np.uint64)) for t in types))
     # Neighbours of each other, where sums cancel and quotients are near 1.
     if len(types) >= 2 and types[0] == types[1] and types[0] in FLOATS:
         for _ in range(most // 8):
             a = int(source.integers(1 << (BITS[types[0]] - 1)))
             b = a ^ int(source.integers(8)) ^ (sign_bit(types[0]) if source.integers(2) else 0)
-            rest = tuple(corners(t)[int(source.integers(12))] for t in types[2:])
+            rest = tuple(int(source.choice(np.array(corners(t), np.uint64))) for t in types[2:])
             rows.append((a, b, *rest))
     return rows
 

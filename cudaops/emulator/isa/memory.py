@@ -286,6 +286,9 @@ def interleave(g: Codegen, element: str, values: list[str]) -> str:
 
 # -- varying ----------------------------------------------------------------------------------------------------------
 def _load_varying(g: Codegen, a: Access, addresses: str, raw: bool = False) -> list[str]:
+    if len(a.items) > 1 and a.total in (8, 16) and not g.cold:
+        values = _load_wide(g, a, addresses)
+        return values if raw else _values(g, a, values, True)
     values = []
     for n in range(len(a.items)):
         places = addresses
@@ -293,6 +296,21 @@ def _load_varying(g: Codegen, a: Access, addresses: str, raw: bool = False) -> l
             places = g.binary("add", "<32 x i64>", addresses, g.vector_text("i64", [n * a.bytes] * 32))
         values.append(g.out_of_line_load(a, places))
     return values if raw else _values(g, a, values, True)
+
+
+def _load_wide(g: Codegen, a: Access, addresses: str) -> list[str]:
+    """A vector load: each lane's bytes go side by side into memory, and are taken apart from there."""
+    g.out_of_line_wide(a, addresses)
+    count = len(a.items)
+    ty = f"<{32 * count} x {a.element}>"
+    whole = g.emit(f"load {ty}, ptr %wide, align 64")
+    return [
+        g.emit(
+            f"shufflevector {ty} {whole}, {ty} poison, "
+            + g.constant_vector("i32", [count * lane + n for lane in range(32)])
+        )
+        for n in range(count)
+    ]
 
 
 def _store_varying(g: Codegen, a: Access, addresses: str, values: list[str]) -> None:
