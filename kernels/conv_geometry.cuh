@@ -2,7 +2,7 @@
 // and the two halves of implicit im2col, a pixel (where its window starts) and a tap (where in the window).
 //
 // A B element is `b[pixel.offset + tap.offset]`, and it counts when `inside(pixel.key, tap.key)`. Everything that would
-// need a division or a comparison with the image's edges is in those four values, so that a tile's fill only adds and tests.
+// need a division or a comparison with the image's edges is in those four values: a tile's fill only adds and tests.
 #pragma once
 
 #define FORWARD 0
@@ -11,7 +11,8 @@
 
 using Index = INDEX;
 
-// n / d for 0 <= n < 2^31, as (mulhi(n, magic) + n) >> shift (Granlund and Montgomery, "Division by invariant integers").
+// n / d for 0 <= n < 2^31, as (mulhi(n, magic) + n) >> shift.
+// Source: Granlund and Montgomery, "Division by invariant integers using multiplication", 1994.
 struct FastDiv {
     int divisor;
     unsigned magic;
@@ -32,11 +33,11 @@ __device__ __forceinline__ long long divide(long long n, const FastDiv& d) { ret
 
 // Height or width.
 struct Axis {
-    int pixels;            // those C (for the weight gradient, A) has: of the output, or for the input gradient of the input
-    int source;            // size of the image B is taken from
+    int pixels;     // of C (for the weight gradient, of A): the output's, or for the input gradient the input's
+    int source;     // size of the image B is taken from
     int taps;
     int stride, pad, dilation;
-    int tap_apart;         // stride / gcd(stride, dilation): the input gradient's taps of one phase
+    int tap_apart;  // stride / gcd(stride, dilation): how far apart the input gradient's taps of one phase are
 };
 
 // Packed by cudaops/ops/conv_plan.py in this order. Strides are in elements, sizes those of one group.
@@ -55,10 +56,11 @@ struct ConvGeometry {
     int a_linear;          // A's elements lie side by side along the sum
     int has_bias;
     Axis y, x;
-    FastDiv by_image, by_row, by_taps;  // pixels in an image, in a row; taps (with TAP_OUTER: channels). Unless there are phases
+    // Where there is one phase: pixels in an image, in a row; taps (with TAP_OUTER, channels).
+    FastDiv by_image, by_row, by_taps;
 };
 
-// What a block sees along an axis: pixel p's window starts at start + p * step of the source, tap t looks t * tap_step on.
+// What a block sees along an axis: pixel p's window starts at start + p * step of the source, tap t is t * tap_step on.
 struct View {
     int pixels, taps;
     int start, step, tap_step;
@@ -66,8 +68,8 @@ struct View {
     int first_tap, tap_apart;      // its taps among A's
 };
 
-// dx[y] gathers dy[(y + pad - r * dilation) / stride] where that divides. So pixels fall into `stride` phases by the remainder
-// of y + pad; each meets only the taps with the same remainder of r * dilation, and is a convolution of stride 1 by itself.
+// dx[y] gathers dy[(y + pad - r * dilation) / stride] where that divides. So pixels fall into `stride` phases by the
+// remainder of y + pad; each meets only the taps with that remainder of r * dilation: a convolution of stride 1 by itself.
 __device__ __forceinline__ View view_of(const Axis& axis, int phase) {
 #if MODE == INPUT_GRAD
     if (axis.stride == 1)
@@ -94,7 +96,7 @@ struct Problem {
     Index n, k;  // columns, and length of the sum
     View y, x;
     FastDiv by_image, by_row, by_taps;
-    bool pixels_linear;  // neighbouring pixels' windows start at neighbouring elements of B, across the ends of rows too
+    bool pixels_linear;  // neighbouring pixels' windows start at neighbouring elements of B, ends of rows included
 };
 
 __device__ __forceinline__ Problem problem_of(int phase, const ConvGeometry& g) {
@@ -199,7 +201,8 @@ __device__ __forceinline__ Pixel pixel_at(Index n, const Problem& p, const ConvG
         bad |= static_cast<unsigned>(static_cast<unsigned>(y) >= static_cast<unsigned>(g.y.source)) << r;
 #pragma unroll 1
     for (int s = 0; s < p.x.taps; ++s, x += p.x.tap_step)
-        bad |= static_cast<unsigned>(static_cast<unsigned>(x) >= static_cast<unsigned>(g.x.source)) << (COLUMN_BIT + s);
+        bad |= static_cast<unsigned>(static_cast<unsigned>(x) >= static_cast<unsigned>(g.x.source))
+               << (COLUMN_BIT + s);
     pixel.key = bad;
 #endif
     return pixel;

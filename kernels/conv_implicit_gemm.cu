@@ -1,12 +1,13 @@
-// conv_implicit_gemm: 2-d convolution and its two gradients as matrix products, C[m][n] = sum over k of A[m][k] B[k][n],
-// where one operand is never stored: its elements are gathered from the image while a tile is filled (implicit im2col).
+// conv_implicit_gemm: 2-d convolution and its two gradients as matrix products, C[m][n] = sum over k of A[m][k] B[k][n].
+// B is never stored: its elements are gathered from the image while a tile is filled (implicit im2col).
 //
 //   MODE           m             n              k              A        B        C
 //   FORWARD        out channel   image, y, x    channel, r, s  weight   input    output
 //   INPUT_GRAD     in channel    image, y, x    channel, r, s  weight   grad     grad of input
 //   WEIGHT_GRAD    out channel   channel, r, s  image, y, x    grad     input    grad of weight
 //
-// Entry:    conv_implicit_gemm(ELEMENT* c_out, const ELEMENT* a_in, const ELEMENT* b_in, const ELEMENT* bias, ConvGeometry g)
+// Entry:    conv_implicit_gemm(ELEMENT* c_out, const ELEMENT* a_in, const ELEMENT* b_in, const ELEMENT* bias,
+//                              ConvGeometry g)
 // Shapes:   per group: a [m][k] and b by their strides in g, any strides; c [m][n] by its strides; bias [groups * m],
 //           or, where g.has_bias is 0, anything: it is not read
 // Types:    ELEMENT = float, double, int, long long (integers wrap)
@@ -246,7 +247,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_implicit_gemm(
                 b_next[i] = counts(shared.column_key[n], step.key, g) ? value : T(0);
             }
 #else
-            load_a(a_next, a, next, p.k, m0, [&] { return step_at(next + threadIdx.x % BK, p, g, shared).a_offset; }, g);
+            const auto a_offset = [&] { return step_at(next + threadIdx.x % BK, p, g, shared).a_offset; };
+            load_a(a_next, a, next, p.k, m0, a_offset, g);
 #pragma unroll
             for (int i = 0; i < B_ROWS; ++i) {
                 const Step step = step_at(next + warp + i * WARPS, p, g, shared);

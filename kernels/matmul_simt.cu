@@ -22,7 +22,7 @@
 //           + 16 * A_K_FAST * (LANES_N < 32) * BM)
 // Needs:    c does not overlap a, b or bias
 // Sum:      one accumulator an output, k ascending, one fused multiply-add each: the same bits with every configuration
-// Host:     cudaops/ops/matmul.py, plan_matmul; cudaops/ops/linear.py, plan_linear
+// Host:     cudaops/ops/matmul_plan.py, plan_matmul; cudaops/ops/linear.py, plan_linear
 #include "epilogue.cuh"
 #include "raster.cuh"
 #include "simt_tile.cuh"

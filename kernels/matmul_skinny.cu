@@ -20,7 +20,7 @@
 // Needs:    c does not overlap a, b or bias
 // Sum:      a thread adds its share of k, ascending; then, where lanes share k, they in pairs (distance 16, 8, 4, 2, 1);
 //           then, where warps do, they in order. Repeatable
-// Host:     cudaops/ops/matmul.py, plan_matmul; cudaops/ops/linear.py, plan_linear
+// Host:     cudaops/ops/matmul_plan.py, plan_matmul; cudaops/ops/linear.py, plan_linear
 #include "epilogue.cuh"
 #include "pack.cuh"
 
@@ -124,15 +124,16 @@ __device__ __forceinline__ void multiply(const Work& w, INDEX n_block) {
 
 // A lane's WIDTH columns of c, over every WARPS-th k. An element of a is the same for the whole warp.
 template <bool Interior>
-__device__ __forceinline__ void add_up(T (&acc)[ROWS][WIDTH], const Work& w, INDEX n, int warp) {
+__device__ __forceinline__ void add_up(T (&acc)[ROWS][WIDTH], const Work& w, INDEX n_block, int lane, int warp) {
     const T* a[ROWS];
 #pragma unroll
     for (int m = 0; m < ROWS; ++m) a[m] = w.a_row(m);
-    const T* b = w.b + (UNIT ? (long long)n : (long long)n * w.b_n);
+    const T* b = w.b + (long long)n_block * (UNIT ? 1 : w.b_n);
+    b += UNIT ? lane * WIDTH : lane * (long long)w.b_n;
 #pragma unroll 4
     for (INDEX k = warp; k < w.K; k += WARPS) {
         Pack<T, WIDTH> b_pack = {};
-        if (Interior || n < w.N) b_pack = load_pack<WIDTH>(b + (long long)k * w.b_k);
+        if (Interior || n_block + lane * WIDTH < w.N) b_pack = load_pack<WIDTH>(b + (long long)k * w.b_k);
 #pragma unroll
         for (int m = 0; m < ROWS; ++m) {
             const T a_one = a[m][(long long)k * w.a_k];
@@ -147,9 +148,9 @@ __device__ __forceinline__ void multiply(const Work& w, INDEX n_block) {
     const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
     T acc[ROWS][WIDTH] = {};
     if (w.N - n_block >= BLOCK_COLUMNS) {
-        add_up<true>(acc, w, n_block + lane * WIDTH, warp);
+        add_up<true>(acc, w, n_block, lane, warp);
     } else {
-        add_up<false>(acc, w, n_block + lane * WIDTH, warp);
+        add_up<false>(acc, w, n_block, lane, warp);
     }
 #pragma unroll
     for (int m = 0; m < ROWS; ++m)

@@ -15,7 +15,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
 @pytest.mark.parametrize("code", BLOCKS, ids=[f"block{i}" for i in range(len(BLOCKS))])
 def test_a_python_block_runs_and_prints_what_its_comments_say(code: str, run_python: Callable[..., str]) -> None:
     lines = run_python(code).splitlines()
-    for line in re.findall(r"^print\(.*\)  # ([\[({].*)$", code, re.M):
+    for line in re.findall(r"^ *print\(.*\)  # ([\[({].*)$", code, re.M):
         assert line in lines
 
 
@@ -28,6 +28,7 @@ def test_there_is_a_block_for_each_way_of_use() -> None:
         "cudaops.report",
         "cudaops.CudaModule",
         "cudaops.RawKernel",
+        "cudaops.sanitize",
     ):
         assert name in text
 

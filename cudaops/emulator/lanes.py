@@ -482,6 +482,9 @@ def _widen(lanes: Lanes, bits: int, signed: bool) -> Lanes:
             value = lanes.low & ((1 << bits) - 1)
             return constant(value - (1 << bits) if signed and value >> (bits - 1) else value)
         return Lanes(ZERO, bottom, top, min(lanes.zeros, bits - 1))
+    zeros = min(lanes.zeros, bits - 1)
+    if lanes.offsets is not None and min(lanes.offsets) >= 0 and max(lanes.offsets) < 1 << zeros:
+        return Lanes(lanes.offsets, bottom, top >> zeros << zeros, zeros)  # adding L carries into nothing
     return Lanes(None, bottom, top)
 
 

@@ -329,6 +329,7 @@ class Prepared:
 
     def __init__(self, ptx: str, key: str, entry: str, config: LaunchConfig, name: str, checks: Checks) -> None:
         self.config, self.name, self.checks = config, name or entry, checks
+        self.again = functools.partial(prepare, ptx, key, entry, config, name)  # with the options in force
         self.geometry = Geometry(config.block, config.grid[0] <= 65536)
         self.code = _code(ptx, key, entry, self.geometry, config.smem_bytes, checks)
         info = self.code.info
@@ -364,9 +365,11 @@ class Prepared:
 
     def __call__(self, arguments: bytes, buffers: Sequence[Buffer], threads: int = 1) -> None:
         """Run all blocks. Raises EmulatorError for the first fault, after every thread has stopped."""
+        chosen = options.current()
+        if chosen.checks is not self.checks:  # prepared under other options than it is launched under
+            return self.again()(arguments, buffers, threads)
         parameters = ctypes.create_string_buffer(arguments, len(arguments) + 16)
         own = Buffer(ctypes.addressof(parameters), len(arguments), "the kernel's parameters")
-        chosen = options.current()
         extents = [*buffers, *self.global_buffers, own]
         extents += [
             Buffer(t.data_ptr(), t.untyped_storage().nbytes(), "a tensor of emulation()") for t in chosen.buffers

@@ -18,9 +18,9 @@ from cudaops.ops.matmul import (
     gradient_of_right,
     matmul,
     matmul_batched,
-    plan_matmul,
-    result_shape,
 )
+from cudaops.ops.matmul_plan import plan_matmul
+from cudaops.ops.matmul_problem import result_shape
 from cudaops.plan import Plan, TensorSpec
 
 __all__ = ["linear", "plan_linear"]

@@ -1,4 +1,4 @@
-"""The tile configurations of matmul_simt.cu, and the one predicate that says which are legal."""
+"""The configurations of matmul_simt.cu and matmul_skinny.cu, and what makes one legal."""
 
 from __future__ import annotations
 
@@ -111,3 +111,59 @@ def _shares(outer: int, bk: int, width: int, threads: int) -> bool:
     return all(line % threads == 0 or threads % line == 0 for line in lines) and (
         loads % threads == 0 or loads < threads
     )
+
+
+# ---- few rows ----
+
+SKINNY = "skinny"
+_SKINNY_ROWS = {4: (1, 4, 8), 8: (1, 4)}  # by itemsize: rows a block computes; more would not fit in registers
+_SKINNY_OUTPUTS = {4: 16, 8: 8}  # of a warp whose lanes share k, likewise
+_BUSY_WARPS = 8  # on an SM, enough to keep its memory requests coming
+
+
+@dataclass(frozen=True, slots=True)
+class SkinnyConfig:
+    """One way to run matmul_skinny.
+
+    Arguments:
+        rows: of the short side, computed at once.
+        warps: of a block; `k_warps` of them share k.
+        k_lanes: lanes run along k; else along n.
+        columns: outputs of each row that a warp (k_lanes) or a lane makes.
+        width: elements a load moves along the lanes.
+    """
+
+    rows: int
+    warps: int
+    k_warps: int
+    k_lanes: bool
+    columns: int
+    width: int
+
+    @property
+    def block_columns(self) -> int:
+        """Columns a block makes."""
+        return self.warps // self.k_warps * self.columns * (1 if self.k_lanes else LANES)
+
+    @property
+    def threads(self) -> int:
+        """Threads in a block."""
+        return LANES * self.warps
+
+
+def skinny_config(
+    rows: int, columns: int, k: int, k_lanes: bool, width: int, itemsize: int, sm_count: int
+) -> SkinnyConfig | None:
+    """The configuration for `rows` x `columns` outputs (of all batches) of `k` products; None: a tile does better."""
+    fitting = [each for each in _SKINNY_ROWS[itemsize] if each >= rows]
+    if not fitting:
+        return None
+    if not k_lanes:
+        return SkinnyConfig(fitting[0], 8, 8, False, width, width) if k >= 8 else None
+    if k < LANES:
+        return None  # lanes without an element
+    at_once = min(4, _SKINNY_OUTPUTS[itemsize] // fitting[0])
+    warps = -(-columns // at_once)
+    if warps < _BUSY_WARPS * sm_count and k >= 8 * LANES * width:  # too few to be busy, and a step for each of 8
+        return SkinnyConfig(fitting[0], 8, 8, True, at_once, width)
+    return SkinnyConfig(fitting[0], 4, 1, True, at_once, width)

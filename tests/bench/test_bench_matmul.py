@@ -50,10 +50,10 @@ LINEAR = {
 
 
 @pytest.mark.parametrize(("sizes", "target"), LINEAR.values(), ids=LINEAR)
-def test_bench_linear(
-    sizes: tuple[int, int, int], target: float, against_torch: Against, rng: torch.Generator
-) -> None:
+def test_bench_linear(sizes: tuple[int, int, int], target: float, against_torch: Against, rng: torch.Generator) -> None:
     rows, features, outputs = sizes
-    input, weight, bias = (random(shape, torch.float32, rng) for shape in ((rows, features), (outputs, features), (outputs,)))
+    input, weight, bias = (
+        random(shape, torch.float32, rng) for shape in ((rows, features), (outputs, features), (outputs,))
+    )
     check(linear(input, weight, bias), input, weight.t(), bias)
     against_torch(lambda: linear(input, weight, bias), lambda: functional.linear(input, weight, bias), target=target)

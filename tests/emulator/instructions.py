@@ -89,7 +89,7 @@ def kernel_of(opcodes: Sequence[str], form: str) -> harness.Kernel:
         text, literal = (*opcode.split(" ", 1), "")[:2]
         for kind, types in (("d", what.results), ("s", what.operands)):
             lines += [f".reg .{register_type(t)} {kind}{k};" for k, t in enumerate(types)]
-        for k in range(3):
+        for k in range(4):
             if k < len(what.operands):
                 lines += _load(f"s{k}", what.operands[k])
             lines.append("add.s64 %i, %i, %step;")
@@ -122,7 +122,7 @@ def _store(register: str, type_: str) -> list[str]:
 def run(opcodes: Sequence[str], rows: Sequence[Sequence[Sequence[int]]], form: str) -> list[list[tuple[int, ...]]]:
     """Results (as bits) of each opcode for each of its rows of operands."""
     count = -(-max(map(len, rows)) // 32) * 32
-    data = np.zeros((len(opcodes), 3, count), np.uint64)
+    data = np.zeros((len(opcodes), 4, count), np.uint64)
     for n, mine in enumerate(rows):
         for k, operand in enumerate(zip(*mine, strict=True)):
             data[n, k, : len(mine)] = operand

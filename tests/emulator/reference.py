@@ -347,7 +347,7 @@ def _cvt(parts: list[str], a: int) -> int:
     to, source = parts[-2], parts[-1]
     if to == "tf32":
         return _tf32(parts, a)
-    if source in ("f32", "f16") and "ftz" in parts:
+    if source == "f32" and "ftz" in parts:
         a = flushed(a, source)
     if source in FLOATS:
         result = _from_float(parts, to, source, a)
@@ -361,7 +361,7 @@ def _cvt(parts: list[str], a: int) -> int:
         result = saturated(result, to)
     if "relu" in parts and result != NAN and negative(result, to):
         result = 0
-    return flushed(result, to) if to in ("f32", "f16") and "ftz" in parts else result
+    return flushed(result, to) if to == "f32" and "ftz" in parts else result
 
 
 def _tf32(parts: list[str], a: int) -> int:

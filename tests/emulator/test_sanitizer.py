@@ -601,6 +601,16 @@ def test_too_much_shared_memory_is_refused_before_anything_runs() -> None:
     assert o[0] == 1
 
 
+def test_what_is_in_force_at_the_launch_counts() -> None:
+    """A kernel is prepared once; that it ran without checks before, or with them, changes nothing."""
+    kernel = RawKernel('extern "C" __global__ void k(float* o) { o[0] = 1; }', "k")
+    o = torch.zeros(1)
+    for _ in range(2):
+        kernel((2,), (1,), (o,))
+        with sanitize(), pytest.raises(SanitizerError, match="racecheck"):
+            kernel((2,), (1,), (o,))
+
+
 def test_environment_variable_turns_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
     fault = next(f for f in FAULTS if f.name == "missing first __syncthreads")
     kernel = harness.cuda(fault.source)

@@ -1,4 +1,4 @@
-"""The contract that opens each kernel file, compared with what the compiler made of the file and what the host plans."""
+"""The contract that opens each kernel file, compared with what the compiler made of it and what the host plans."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Contract:
 
 
 def read(file: Path) -> Contract:
-    """The contract of a kernel file: `// title`, then sections `// Name:  text`, continued on lines that are indented."""
+    """The contract of a kernel file: `// title`, then sections `// Name:  text`, continued on indented lines."""
     title, sections, current = "", {}, ""
     for line in file.read_text(encoding="utf-8").splitlines():
         if not line.startswith("//"):
@@ -80,10 +80,11 @@ def read(file: Path) -> Contract:
 def value_of(expression: str, names: Mapping[str, int]) -> int | None:
     """The value of an integer expression of C; None where it names what is not known here."""
     text = re.sub(r"sizeof\((\w+)\)", lambda m: str(C_SIZES[str(names[m[1]])]), expression)
-    text = re.sub(r"ceil\(([^()]*)/([^()]*)\)", r"(-(-(\1) // (\2)))", text).replace("/", "//").replace("////", "//")
-    if set(re.findall(r"[A-Za-z_]\w*", text)) - set(names):
+    text = re.sub(r"\bceil\((\w+) / ", r"ceil(\1, ", text).replace("/", "//")
+    functions = {"ceil": lambda n, d: -(-n // d)}
+    if set(re.findall(r"[A-Za-z_]\w*", text)) - set(names) - set(functions):
         return None
-    return int(eval(text, {"__builtins__": {}}, dict(names)))
+    return int(eval(text, {"__builtins__": {}}, {**names, **functions}))
 
 
 # ---- what the host plans ----
@@ -109,6 +110,16 @@ def matmul_plans() -> Iterator[Plan]:
     yield plan_linear(spec(3000, 8), spec(5, 8), spec(5), arch=ARCH)  # with its operands exchanged
 
 
+def skinny_plans() -> Iterator[Plan]:
+    for dtype in DTYPES:
+        yield plan_matmul(spec(1, 64, dtype=dtype), spec(64, 90, dtype=dtype), arch=ARCH)
+        yield plan_linear(
+            spec(3, 64, dtype=dtype), spec(90, 64, dtype=dtype), spec(90, dtype=dtype), arch=ARCH, activation="relu"
+        )
+    yield plan_linear(spec(5000, 64), spec(2, 64), spec(2), arch=ARCH)  # with its operands exchanged
+    yield plan_matmul(spec(8, 4000), spec(4000, 90, transposed=True), arch=ARCH)  # with warps that share k
+
+
 def conv_plans() -> Iterator[Plan]:
     for dtype, channels, groups in (("float32", 8, 1), ("float64", 8, 2), ("int64", 4, 4)):
         image, weight = spec(2, channels, 9, 11, dtype=dtype), spec(16, channels // groups, 3, 3, dtype=dtype)
@@ -123,6 +134,7 @@ def conv_plans() -> Iterator[Plan]:
 
 PLANS: dict[str, Callable[[], Iterator[Plan]]] = {
     "matmul_simt.cu": matmul_plans,
+    "matmul_skinny.cu": skinny_plans,
     "conv_implicit_gemm.cu": lambda: (plan for plan in conv_plans() if plan.source.file == "conv_implicit_gemm.cu"),
     "conv_split_sum.cu": lambda: (plan for plan in conv_plans() if plan.source.file == "conv_split_sum.cu"),
 }
@@ -216,7 +228,7 @@ def test_contract_launch_is_the_planned_one(file: Path, compiled: Compiled) -> N
             assert threads == plan.config.threads == kernel.entry.max_threads
         blocks = value_of(grid[1], names_of(plan)) if not grid[1].startswith("(") else None
         assert blocks in (None, plan.config.blocks)
-        if file.name == "matmul_simt.cu":
+        if file.name.startswith("matmul"):
             assert blocks is not None
 
 
@@ -248,8 +260,9 @@ def test_kernels_neither_spill_nor_use_a_stack(file: Path, compiled: Compiled) -
 def test_reader_sees_what_is_wrong(tmp_path: Path) -> None:
     file = tmp_path / "scale.cu"
     file.write_text(
-        "// scale: multiplies.\n//\n// Entry:    scale(float* out, const float* bias,\n//                 const INDEX n); no more\n"
-        "// Defines:  INDEX int;\n//           BIAS 0 or 1\n// Launch:   grid ceil(n / 4), block 2 * BIAS\n\n// Sum:   no\n"
+        "// scale: multiplies.\n//\n// Entry:    scale(float* out, const float* bias,\n"
+        "//                 const INDEX n); no more\n// Defines:  INDEX int;\n//           BIAS 0 or 1\n"
+        "// Launch:   grid ceil(n / 4), block 2 * BIAS\n\n// Sum:   no\n"
     )
     contract = read(file)
     assert list(contract.sections) == ["Entry", "Defines", "Launch"]

@@ -183,6 +183,41 @@ def test_matmul_same_bits_for_any_number_of_threads(rng: torch.Generator) -> Non
     assert torch.equal(results[0], results[2])
 
 
+SKINNY = {
+    # rows, columns, k, layout of the left and of the right: what the variant is there for
+    "lanes along k, one row": (1, 21, 200, "rows", "columns"),
+    "lanes along k, four rows": (3, 21, 200, "rows", "columns"),
+    "lanes along k, eight rows": (8, 21, 200, "rows", "columns"),
+    "lanes along k, less than a step": (1, 5, 40, "rows", "columns"),
+    "lanes along k, one element at a time": (2, 9, 97, "rows", "columns"),
+    "lanes along k, warps share it": (1, 6, 2100, "rows", "columns"),
+    "lanes along k, warps share it, one element at a time": (4, 3, 1001, "rows", "columns"),
+    "lanes along k, strided": (2, 9, 70, "strided", "strided"),
+    "lanes along k, left across": (3, 9, 70, "columns", "columns"),
+    "lanes along n, one row": (1, 70, 20, "rows", "rows"),
+    "lanes along n, four rows": (2, 70, 21, "columns", "rows"),
+    "lanes along n, eight rows": (7, 33, 8, "strided", "rows"),
+    "lanes along n, wide": (1, 16384, 9, "rows", "rows"),
+    "few columns": (90, 2, 64, "rows", "rows"),
+    "few columns of a transposed": (40, 3, 50, "columns", "columns"),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPE, ids=str)
+@pytest.mark.parametrize("case", SKINNY.values(), ids=SKINNY)
+def test_matmul_of_few_rows(case: tuple[int, int, int, str, str], dtype: torch.dtype, rng: torch.Generator) -> None:
+    m, n, k, left, right = case
+    input, other = matrix(m, k, dtype, rng, left), matrix(k, n, dtype, rng, right)
+    bias = random((n,), dtype, rng)
+    plan = plan_matmul(spec_of(input), spec_of(other), spec_of(bias), arch="sm_80", activation="relu")
+    if dtype.itemsize == 4 or min(m, n) <= 4:
+        assert plan.source.entry == "matmul_skinny"
+    out = torch.empty(m, n, dtype=dtype)
+    launch(plan, (out, input, other, bias))
+    check(out, input, other, bias, relu=True)
+    check(matmul(input, other), input, other)
+
+
 @given(data=st.data())
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_matmul_random_shapes_and_layouts(data: st.DataObject, rng: torch.Generator) -> None:
@@ -254,11 +289,12 @@ def test_matmul_index_is_64_bits_where_a_stride_does_not_fit(rng: torch.Generato
     near = TensorSpec((4, 8), (8, 1), "float32", 16)
     assert define(plan_matmul(far, near, arch="sm_80"), "INDEX") == "long long"
     # the same code, on numbers that can be had
-    input, other = random((3, 70, 9), torch.float32, rng), random((3, 9, 150), torch.float32, rng)
-    plan = redefined(planned(input, other), INDEX="long long")
-    out = torch.empty(3, 70, 150)
-    launch(plan, (out, input, other, input))
-    check(out, input, other)
+    for shape in ((3, 70, 9), (3, 1, 9)):
+        input, other = random(shape, torch.float32, rng), random((3, 9, 150), torch.float32, rng)
+        plan = redefined(planned(input, other), INDEX="long long")
+        out = torch.empty(*shape[:2], 150)
+        launch(plan, (out, input, other, input))
+        check(out, input, other)
 
 
 def test_matmul_plan_of_more_blocks_than_a_grid_axis_takes() -> None:
@@ -275,12 +311,14 @@ def test_matmul_plan_of_more_blocks_than_a_grid_axis_takes() -> None:
 
 def test_matmul_grid_of_two_axes(rng: torch.Generator) -> None:
     input, other = random((5, 20, 9), torch.float32, rng), random((5, 9, 150), torch.float32, rng)
-    plan = planned(input, other)
-    blocks = plan.config.blocks
-    assert blocks % 3 != 0  # so that the last row of the grid is short
-    out = torch.empty(5, 20, 150)
-    launch(replace(plan, config=LaunchConfig((-(-blocks // 3), 3, 1), plan.config.block)), (out, input, other, input))
-    check(out, input, other)
+    for rows in (20, 1):
+        a = input[:, :rows]
+        plan = planned(a, other)
+        blocks = plan.config.blocks
+        assert blocks % 3 != 0  # so that the last row of the grid is short
+        out = torch.empty(5, rows, 150)
+        launch(replace(plan, config=LaunchConfig((-(-blocks // 3), 3, 1), plan.config.block)), (out, a, other, a))
+        check(out, a, other)
 
 
 # ---- plans ----
@@ -296,7 +334,7 @@ def test_matmul_configurations_are_named_once_and_legal() -> None:
     ("change", "why"),
     [
         ({"bm": 40}, "warps do not tile the block"),
-        ({"tn": 6}, "a register row is no whole number of packs"),
+        ({"tn": 3}, "a register row is no whole number of packs"),
         ({"tm": 64, "bm": 256}, "too many accumulators"),
         ({"bk": 64}, "too much shared memory"),
         ({"bk": 6}, "a step is no whole number of packs"),
@@ -343,14 +381,30 @@ def test_matmul_gates(config: MatmulConfig, arch: str) -> None:
         steps = min(config.bk_at(itemsize), 4 if config.tm * config.tn >= 128 else 8)
         assert body.count(name) == config.tm * config.tn * steps
         loads = [line.split()[0] for line in body.splitlines() if line.strip().startswith("ld.shared")]
-        assert all(load.startswith("ld.shared.v") for load in loads)  # 16 bytes each
-        per_load = body.count(name) / len(loads)
-        assert per_load == config.tm * config.tn / ((config.tm + config.tn) * itemsize / 16)
+        # a step reads its rows of A 16 bytes at a time, of B 8
+        assert len(loads) == steps * (config.tm * itemsize // 16 + config.tn * itemsize // 8)
+        assert itemsize == 8 or all(load.startswith("ld.shared.v") for load in loads)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ARCHS[1:])])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("right", ["rows", "columns"])
+def test_matmul_of_few_rows_gates(right: str, dtype: str, arch: str) -> None:
+    for rows, k in itertools.product((1, 4, 8), (128, 4096)):
+        left = TensorSpec((rows, k), (k, 1), dtype, 16)
+        plan = plan_matmul(
+            left, TensorSpec((k, 20_000), (20_000, 1) if right == "rows" else (1, k), dtype, 16), arch=arch
+        )
+        few = plan_matmul(left, TensorSpec((k, 64), (64, 1) if right == "rows" else (1, k), dtype, 16), arch=arch)
+        for each in (plan, few):
+            entry = compile_kernel(each.source, arch).entry
+            assert entry.spill_bytes == entry.stack_bytes == 0, each
+            check_limits(each.config, entry, arch)
 
 
 def test_matmul_largest_tile_multiplies_16_times_for_each_shared_load() -> None:
     best = max(MATMUL_CONFIGS, key=lambda config: config.speed)
-    assert best.tm * best.tn / ((best.tm + best.tn) / 4) >= 16
+    assert best.tm * best.tn / (best.tm / 4 + best.tn / 2) >= 16
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -366,9 +420,12 @@ def test_matmul_plan_suits_the_shape(arch: str) -> None:
         return int(define(plan, "BM")) * int(define(plan, "BN"))
 
     assert tile(plan(8192, 8192)) == 128 * 256
-    assert tile(plan(4, 4)) == min(config.bm * config.bn for config in MATMUL_CONFIGS)
-    assert define(plan(4096, 8), "SWAP") == "1"  # the tile's long side along the long side
-    assert define(plan(8, 4096), "SWAP") == "0"
+    assert tile(plan(12, 12)) == min(config.bm * config.bn for config in MATMUL_CONFIGS)
+    assert define(plan(4096, 12), "SWAP") == "1"  # the tile's long side along the long side
+    assert define(plan(12, 4096), "SWAP") == "0"
+    for rows, columns in ((1, 1000), (1000, 1), (8, 1000), (1, 1)):
+        assert plan(rows, columns).source.entry == "matmul_skinny"
+    assert plan(1, 1000, k=1).source.entry == "matmul_simt"
     assert plan(1, 64, batch=70_000).config.blocks >= 70_000
     assert "SMs" in plan(64, 64).reason
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cudaops.emulator.isa.floating import nudge
+from cudaops.emulator.isa.floating import directed, rounded
 from cudaops.emulator.isa.integer import BITS, INTS
 from cudaops.emulator.isa.table import rule
 from cudaops.emulator.ptx import TYPE_BITS, Instruction, Reg, Sym, Vec
@@ -60,7 +60,7 @@ def _int_to_int(g: Codegen, ins: Instruction, to: str, source: str) -> None:
     value = g.src(ins, 1, source)
     n, m = TYPE_BITS[to], TYPE_BITS[source]
     if "sat" in ins.parts:
-        ty, element = g.ty(source), g.element(source)
+        element = g.element(source)
         low = -(1 << (n - 1)) if to[0] == "s" else 0
         high = (1 << (n - 1)) - 1 if to[0] == "s" else (1 << n) - 1
         if source[0] == "s":
@@ -70,40 +70,44 @@ def _int_to_int(g: Codegen, ins: Instruction, to: str, source: str) -> None:
                 value = g.call("llvm.smin", source, value, g.splat(element, high))
         elif high < (1 << m) - 1:
             value = g.call("llvm.umin", source, value, g.splat(element, high))
-        del ty
     g.result(ins, g.resize(value, source, to), to)
 
 
-def _float_to_int(g: Codegen, ins: Instruction, to: str, source: str) -> None:
-    """Saturates; NaN gives 0 from f32 and to 32 bits and fewer, 0x8000... to 64 bits from f64."""
-    value = g.src(ins, 1, source)
-    if "ftz" in ins.parts:
-        value = g.flush(value)
+def to_integer(g: Codegen, ins: Instruction, value: str, source: str) -> None:
+    """Write a float of type `source` as an integer; it saturates.
+
+    NaN gives 0, and 0x80... (the sign bit alone) where either side has 64 bits.
+    """
+    to = ins.parts[-2]
     mode = next((INTEGER_ROUNDING[p] for p in ins.parts if p in INTEGER_ROUNDING), "trunc")
     if mode != "trunc":
         value = g.call(f"llvm.{mode}", source, value)
     kind = "fptosi" if to[0] == "s" else "fptoui"
     result = g.call_raw(f"llvm.{kind}.sat", to, f"{g.ty(source)} {value}", g.ty(to), suffix=g.suffix(source))
-    if source == "f64" and TYPE_BITS[to] == 64:
+    if source == "f64" or TYPE_BITS[to] == 64:
         nan = g.emit(f"fcmp uno {g.ty(source)} {value}, {value}")
-        odd = g.splat("i64", -(1 << 63))
+        odd = g.splat(g.element(to), -(1 << (TYPE_BITS[to] - 1)))
         result = g.emit(f"select {g.vector_of('i1')} {nan}, {g.ty(to)} {odd}, {g.ty(to)} {result}")
     g.result(ins, result, to)
+
+
+def _float_to_int(g: Codegen, ins: Instruction, to: str, source: str) -> None:
+    value = g.src(ins, 1, source)
+    to_integer(g, ins, g.flush(value) if "ftz" in ins.parts and source == "f32" else value, source)
 
 
 def _int_to_float(g: Codegen, ins: Instruction, to: str, source: str) -> None:
     value = g.src(ins, 1, source)
     op = "sitofp" if source[0] == "s" else "uitofp"
-    result = g.emit(f"{op} {g.ty(source)} {value} to {g.ty(to)}")
-    mode = next((p for p in ins.parts if p in ("rz", "rm", "rp")), None)
-    if mode is not None:
-        if TYPE_BITS[source] > 32:
-            g.unsupported(ins, "directed rounding of a 64-bit integer")
+    mode = directed(ins)
+    if mode is None:
+        result = g.emit(f"{op} {g.ty(source)} {value} to {g.ty(to)}")
+    elif TYPE_BITS[source] > 32:
+        result = rounded(g, op, mode, to, (source, value))
+    else:
+        result = g.emit(f"{op} {g.ty(source)} {value} to {g.ty('f64')}")  # exact
         if to == "f32":
-            wide = g.ty("f64")
-            exact = g.emit(f"{op} {g.ty(source)} {value} to {wide}")
-            error = g.binary("fsub", wide, exact, g.emit(f"fpext {g.ty(to)} {result} to {wide}"))
-            result = nudge(g, to, result, error, mode)
+            result = rounded(g, "fptrunc", mode, to, ("f64", result))
     if "sat" in ins.parts:
         result = g.saturate(result, to)
     g.result(ins, result, to)
@@ -113,18 +117,17 @@ def _float_to_float(g: Codegen, ins: Instruction, to: str, source: str) -> None:
     value = g.src(ins, 1, source)
     if "ftz" in ins.parts and source == "f32":
         value = g.flush(value)
-    mode = next((p for p in ins.parts if p in ("rz", "rm", "rp")), None)
+    mode = directed(ins)
     integral = next((INTEGER_ROUNDING[p] for p in ins.parts if p in INTEGER_ROUNDING), None)
     if integral is not None:
         value = g.call(f"llvm.{integral}", source, value)
     if (to, source) == ("f64", "f32"):
         value = g.emit(f"fpext {g.ty(source)} {value} to {g.ty(to)}")
     elif (to, source) == ("f32", "f64"):
-        narrow = g.emit(f"fptrunc {g.ty(source)} {value} to {g.ty(to)}")
-        if mode is not None:
-            back = g.emit(f"fpext {g.ty(to)} {narrow} to {g.ty(source)}")
-            narrow = nudge(g, to, narrow, g.binary("fsub", g.ty(source), value, back), mode)
-        value = narrow
+        if mode is None:
+            value = g.emit(f"fptrunc {g.ty(source)} {value} to {g.ty(to)}")
+        else:
+            value = rounded(g, "fptrunc", mode, to, (source, value))
     if "sat" in ins.parts:
         value = g.saturate(value, to)
     if "ftz" in ins.parts and to == "f32":

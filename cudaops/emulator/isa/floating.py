@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cudaops.emulator.isa.table import rule
-from cudaops.emulator.ptx import Instruction
+from cudaops.emulator.ptx import TYPE_BITS, Instruction
 
 if TYPE_CHECKING:
     from cudaops.emulator.codegen import Codegen
@@ -31,27 +31,57 @@ def directed(ins: Instruction) -> str | None:
     return next((part for part in ins.parts if part in DIRECTED), None)
 
 
+CONTROL = {"rm": 0x3F80, "rp": 0x5F80, "rz": 0x7F80, "rn": 0x1F80}  # MXCSR: exceptions masked, subnormals kept
+
+
+def rounded(g: Codegen, operation: str, mode: str, result: str, *values: tuple[str, str]) -> str:
+    """`operation` (an LLVM constrained intrinsic) with the CPU's rounding mode set; `result` and values' types in PTX.
+
+    The mode is set in a function of its own: LLVM may move other floating-point instructions across the switch.
+    """
+    types = [source for source, _ in values]
+    kinds = [g.ty(t) for t in types]
+    overload = g.suffix(result) + ("" if set(types) == {result} else f".{g.suffix(types[0])}")
+    name = f"cudaops_{operation}_{mode}_{overload.replace('.', '_')}"
+    if name not in g.helpers:
+        ty, control = g.ty(result), g.declare("llvm.x86.sse.ldmxcsr", "void", "ptr")
+        full = g.declare(
+            f"llvm.experimental.constrained.{operation}.{overload}", ty, ", ".join([*kinds, "metadata", "metadata"])
+        )
+        given = ", ".join(f"{kind} %x{n}" for n, kind in enumerate(kinds))
+        g.helpers[name] = f"""
+define internal {ty} @{name}({given}) noinline strictfp #0 {{
+  %csr = alloca i32, align 4
+  store i32 {CONTROL[mode]}, ptr %csr, align 4
+  call void @{control}(ptr %csr) strictfp
+  %result = call {ty} @{full}({given}, metadata !"round.dynamic", metadata !"fpexcept.strict") strictfp
+  store i32 {CONTROL["rn"]}, ptr %csr, align 4
+  call void @{control}(ptr %csr) strictfp
+  ret {ty} %result
+}}"""
+    given = ", ".join(f"{kind} {value}" for kind, (_, value) in zip(kinds, values, strict=True))
+    return g.emit(f"call {g.ty(result)} @{name}({given})")
+
+
 @rule("add sub mul", FLOATS, "rn rz rm rp ftz sat")
 def arithmetic(g: Codegen, ins: Instruction) -> None:
     a, b = sources(g, ins, 2)
-    ty, mode = g.ty(ins.type), directed(ins)
-    value = g.emit(f"f{ins.base} {ty} {a}, {b}")
-    if mode is not None:
-        if ins.base == "mul":
-            error = g.call("llvm.fma", ins.type, a, b, g.emit(f"fneg {ty} {value}"))
-        else:
-            error = two_sum_error(g, ty, a, b if ins.base == "add" else g.emit(f"fneg {ty} {b}"), value)
-        value = nudge(g, ins.type, value, error, mode)
+    mode = directed(ins)
+    if mode is None:
+        value = g.emit(f"f{ins.base} {g.ty(ins.type)} {a}, {b}")
+    else:
+        value = rounded(g, f"f{ins.base}", mode, ins.type, (ins.type, a), (ins.type, b))
     finish(g, ins, value)
 
 
 @rule("fma mad", FLOATS, "rn rz rm rp ftz sat")
 def fma(g: Codegen, ins: Instruction) -> None:
-    a, b, c = sources(g, ins, 3)
-    value = g.call("llvm.fma", ins.type, a, b, c)
+    values = sources(g, ins, 3)
     mode = directed(ins)
-    if mode is not None:
-        value = nudge(g, ins.type, value, fma_error(g, ins.type, a, b, c, value), mode)
+    if mode is None:
+        value = g.call("llvm.fma", ins.type, *values)
+    else:
+        value = rounded(g, "fma", mode, ins.type, *((ins.type, v) for v in values))
     finish(g, ins, value)
 
 
@@ -60,51 +90,6 @@ def two_sum_error(g: Codegen, ty: str, a: str, b: str, s: str) -> str:
     bb = g.binary("fsub", ty, s, a)
     first = g.binary("fsub", ty, a, g.binary("fsub", ty, s, bb))
     return g.binary("fadd", ty, first, g.binary("fsub", ty, b, bb))
-
-
-def fma_error(g: Codegen, t: str, a: str, b: str, c: str, value: str) -> str:
-    """A number with the sign of a * b + c - value, for value = fl(a * b + c)."""
-    if t == "f32":
-        ty, wide = g.ty("f32"), g.ty("f64")
-        x, y, z, r = (g.emit(f"fpext {ty} {v} to {wide}") for v in (a, b, c, value))
-        product = g.binary("fmul", wide, x, y)  # exact: 48 bits
-        total = g.binary("fadd", wide, product, z)
-        rest = two_sum_error(g, wide, product, z, total)
-        # total and value are close (or equal): their difference is exact.
-        return g.binary("fadd", wide, g.binary("fsub", wide, total, r), rest)
-    ty = g.ty("f64")
-    product = g.binary("fmul", ty, a, b)
-    low = g.call("llvm.fma", "f64", a, b, g.emit(f"fneg {ty} {product}"))
-    total = g.binary("fadd", ty, product, c)
-    rest = two_sum_error(g, ty, product, c, total)
-    return g.binary("fadd", ty, g.binary("fsub", ty, total, value), g.binary("fadd", ty, rest, low))
-
-
-def nudge(g: Codegen, t: str, value: str, error: str, mode: str) -> str:
-    """Move a round-to-nearest result one step where the exact result lies on the side that `mode` asks for.
-
-    `error` has the sign of exact - value; it is f64 where it came from fma_error of f32.
-    """
-    ty, bools = g.ty(t), g.vector_of("i1")
-    integer, bits = g.vector_of(f"i{t[1:]}"), int(t[1:])
-    wide = g.ty("f64") if g.type_of(error) == "double" else ty
-    zero = g.constant("f64" if wide == g.ty("f64") else t, 0)
-    above = g.emit(f"fcmp ogt {wide} {error}, {zero}")  # exact > value
-    below = g.emit(f"fcmp olt {wide} {error}, {zero}")
-    raw = g.emit(f"bitcast {ty} {value} to {integer}")
-    one, none = g.splat(f"i{bits}", 1), g.splat(f"i{bits}", 0)
-    negative = g.emit(f"icmp slt {integer} {raw}, {none}")
-    minus = g.splat(f"i{bits}", -1)
-    up = g.emit(f"select {bools} {negative}, {integer} {minus}, {integer} {one}")  # towards +infinity
-    down = g.emit(f"select {bools} {negative}, {integer} {one}, {integer} {minus}")
-    if mode == "rp":
-        step = g.emit(f"select {bools} {above}, {integer} {up}, {integer} {none}")
-    elif mode == "rm":
-        step = g.emit(f"select {bools} {below}, {integer} {down}, {integer} {none}")
-    else:
-        inward = g.emit(f"select {bools} {negative}, {bools} {above}, {bools} {below}")
-        step = g.emit(f"select {bools} {inward}, {integer} {minus}, {integer} {none}")
-    return g.emit(f"bitcast {integer} {g.binary('add', integer, raw, step)} to {ty}")
 
 
 @rule("div", FLOATS, "rn approx full ftz")
@@ -141,14 +126,16 @@ def transcendental(g: Codegen, ins: Instruction) -> None:
 
 @rule("min max", FLOATS, "NaN ftz xorsign abs")
 def extremum(g: Codegen, ins: Instruction) -> None:
-    """The number of a number and a NaN unless .NaN; -0 is below +0."""
+    """The number of a number and a NaN unless .NaN; -0 is below +0. .xorsign.abs: of the sizes, signed by both."""
     a, b = sources(g, ins, 2)
-    name = f"llvm.{ins.base}imum"
-    if "NaN" in ins.parts:
-        value = g.call(name, ins.type, a, b)
-    else:
-        value = g.call(name + "num", ins.type, a, b)
-    finish(g, ins, value)
+    name = f"llvm.{ins.base}imum" + ("" if "NaN" in ins.parts else "num")
+    if "xorsign" not in ins.parts:
+        finish(g, ins, g.call(name, ins.type, a, b))
+        return
+    ty, integer = g.ty(ins.type), g.vector_of(f"i{TYPE_BITS[ins.type]}")
+    size = g.call(name, ins.type, *(g.call("llvm.fabs", ins.type, v) for v in (a, b)))
+    signs = g.binary("xor", integer, *(g.emit(f"bitcast {ty} {v} to {integer}") for v in (a, b)))
+    finish(g, ins, g.call("llvm.copysign", ins.type, size, g.emit(f"bitcast {integer} {signs} to {ty}")))
 
 
 @rule("abs", FLOATS, "ftz")

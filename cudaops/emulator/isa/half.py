@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from cudaops.emulator.isa.convert import INTEGER_ROUNDING, to_integer
 from cudaops.emulator.isa.floating import two_sum_error
 from cudaops.emulator.isa.integer import COMPARE
 from cudaops.emulator.isa.table import rule
@@ -84,15 +85,20 @@ def flushed(g: Codegen, ins: Instruction, bits: str, kind: str) -> str:
     return g.emit(f"select {g.vector_of('i1')} {tiny}, {short} {sign}, {short} {bits}")
 
 
-def closing(g: Codegen, ins: Instruction, value: str, kind: str) -> str:
-    """Saturate, clamp (.relu) and round an f32 result."""
+def clamped(g: Codegen, ins: Instruction, value: str) -> str:
+    """.sat and .relu of an f32."""
     if "sat" in ins.parts:
         value = g.saturate(value, "f32")
     if "relu" in ins.parts:
         nan = g.emit(f"fcmp uno {g.ty('f32')} {value}, {value}")
-        clamped = g.call("llvm.maximumnum", "f32", value, g.constant("f32", 0))
-        value = g.emit(f"select {g.vector_of('i1')} {nan}, {g.ty('f32')} {value}, {g.ty('f32')} {clamped}")
-    return flushed(g, ins, narrow(g, value, kind), kind)
+        above = g.call("llvm.maximumnum", "f32", value, g.constant("f32", 0))
+        value = g.emit(f"select {g.vector_of('i1')} {nan}, {g.ty('f32')} {value}, {g.ty('f32')} {above}")
+    return value
+
+
+def closing(g: Codegen, ins: Instruction, value: str, kind: str) -> str:
+    """Saturate, clamp (.relu) and round an f32 result."""
+    return flushed(g, ins, narrow(g, clamped(g, ins, value), kind), kind)
 
 
 @rule("add sub mul", HALVES, "rn ftz sat")
@@ -234,7 +240,6 @@ def set_(g: Codegen, ins: Instruction) -> None:
     )
 
 
-INTEGER_ROUNDING = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
 TYPES = "f16 bf16 f16x2 bf16x2 f32 f64 u8 s8 u16 s16 u32 s32 u64 s64"
 
 
@@ -243,17 +248,15 @@ def _cvt(g: Codegen, ins: Instruction) -> None:
     to, source = ins.parts[-2], ins.parts[-1]
     if to.endswith("x2"):
         kind = to.removesuffix("x2")
-        high, low = (_round(g, ins, g.src(ins, n, "f32"), kind) for n in (1, 2))
+        high, low = (_round(g, ins, _single(g, ins, n), kind) for n in (1, 2))
         g.result(ins, pack(g, low, high), "b32")
         return
     single = g.ty("f32")
     if source in ("f16", "bf16"):
-        value = widen(g, flushed(g, ins, g.src(ins, 1, "b16"), source), source)
+        value = widen(g, g.src(ins, 1, "b16"), source)
         mode = next((INTEGER_ROUNDING[p] for p in ins.parts if p in INTEGER_ROUNDING), None)
         if to[0] in "us":
-            value = g.call(f"llvm.{mode or 'trunc'}", "f32", value)
-            kind = "fptosi" if to[0] == "s" else "fptoui"
-            g.result(ins, g.call_raw(f"llvm.{kind}.sat", to, f"{single} {value}", g.ty(to), suffix=g.suffix("f32")), to)
+            to_integer(g, ins, value, "f32")
             return
         if mode is not None:
             value = g.call(f"llvm.{mode}", "f32", value)
@@ -265,7 +268,7 @@ def _cvt(g: Codegen, ins: Instruction) -> None:
             g.result(ins, _round(g, ins, value, to), "b16")
         return
     if source == "f32":
-        g.result(ins, _round(g, ins, g.src(ins, 1, "f32"), to), "b16")
+        g.result(ins, _round(g, ins, _single(g, ins, 1), to), "b16")
         return
     if source == "f64":
         exact = g.src(ins, 1, "f64")
@@ -276,6 +279,12 @@ def _cvt(g: Codegen, ins: Instruction) -> None:
             value = _odd_integer(g, value, source[0] == "s")
         exact = g.emit(f"{op} {g.ty(source)} {value} to {g.ty('f64')}")
     g.result(ins, _round(g, ins, _odd(g, exact), to), "b16")
+
+
+def _single(g: Codegen, ins: Instruction, place: int) -> str:
+    """An f32 operand; .ftz of a conversion is about f32 alone."""
+    value = g.src(ins, place, "f32")
+    return g.flush(value) if "ftz" in ins.parts else value
 
 
 def _odd_integer(g: Codegen, value: str, signed: bool) -> str:
@@ -300,10 +309,11 @@ def _odd(g: Codegen, exact: str) -> str:
 def _round(g: Codegen, ins: Instruction, value: str, kind: str) -> str:
     """An f32 as 16 bits, rounded as the conversion says."""
     mode = next((p for p in ins.parts if p in ("rz", "rm", "rp")), None)
+    value = clamped(g, ins, value)
+    bits = narrow(g, value, kind)
     if mode is None:
-        return closing(g, ins, value, kind)
+        return bits
     single, short, bools = g.ty("f32"), g.vector_of("i16"), g.vector_of("i1")
-    bits = closing(g, ins, value, kind)
     back = widen(g, bits, kind)
     # One step where rounding to nearest went to the wrong side; an infinity steps back to the largest number.
     high = g.emit(f"fcmp ogt {single} {back}, {value}")
@@ -327,12 +337,16 @@ rule("cvt", TYPES, "rn rz rm rp rni rzi rmi rpi ftz sat relu")(_cvt)
 
 @rule("cvt", "f32", "rna rn rz relu satfinite", needs="tf32")
 def cvt_tf32(g: Codegen, ins: Instruction) -> None:
-    """An f32 cut to 10 fraction bits: rna rounds to nearest, ties away from zero."""
-    if "rna" not in ins.parts:
-        g.unsupported(ins, "a tf32 conversion other than .rna")
-    word = g.vector_of("i32")
-    bits = g.src(ins, 1, "b32")
-    rounded = g.binary("and", word, g.binary("add", word, bits, g.splat("i32", 0x1000)), g.splat("i32", -0x2000))
-    value = g.emit(f"bitcast {word} {bits} to {g.ty('f32')}")
-    odd = g.emit(f"fcmp uno {g.ty('f32')} {value}, {value}")
-    g.result(ins, g.emit(f"select {g.vector_of('i1')} {odd}, {word} {bits}, {word} {rounded}"), "b32")
+    """An f32 with 10 fraction bits; rna rounds to nearest, ties away from zero."""
+    word, single, bools = g.vector_of("i32"), g.ty("f32"), g.vector_of("i1")
+    if "satfinite" in ins.parts:
+        g.unsupported(ins, ".satfinite")
+    value = clamped(g, ins, g.src(ins, 1, "f32"))
+    bits = g.emit(f"bitcast {single} {value} to {word}")
+    nan = g.emit(f"fcmp uno {single} {value}, {value}")
+    up = g.splat("i32", 0x1000 if "rna" in ins.parts else 0)
+    if "rn" in ins.parts:  # half less one, and one more for an odd number
+        last = g.binary("and", word, g.binary("lshr", word, bits, g.splat("i32", 13)), g.splat("i32", 1))
+        up = g.binary("add", word, last, g.splat("i32", 0xFFF))
+    rounded = g.binary("and", word, g.binary("add", word, bits, up), g.splat("i32", -0x2000))
+    g.result(ins, g.emit(f"select {bools} {nan}, {word} {bits}, {word} {rounded}"), "b32")

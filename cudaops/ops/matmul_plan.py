@@ -1,0 +1,241 @@
+"""Which kernel a product runs on, and how: matmul_skinny where one side has a few rows, else matmul_simt's tiles."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from cudaops.errors import LaunchError, UnsupportedError
+from cudaops.ops.matmul_configs import (
+    MATMUL_CONFIGS,
+    PACK_BYTES,
+    SKINNY,
+    MatmulConfig,
+    SkinnyConfig,
+    is_legal,
+    skinny_config,
+)
+from cudaops.ops.matmul_problem import MAX_BATCH_DIMS, Operand, Problem, problem_of
+from cudaops.plan import DTYPES, MAX_GRID, KernelSource, LaunchConfig, Plan, TensorSpec
+
+_INT_MAX = 2**31 - 1 - 1024  # leaves room for a tile beyond the end
+_RASTER_ROWS = 8  # tile rows that neighbouring blocks share, as in the kernel
+_ACTIVATIONS = {None: 0, "relu": 1}
+
+# SMs of the largest common GPU of an arch. Only the choice of configuration depends on them.
+_SM_COUNTS = {
+    "sm_75": 72,
+    "sm_80": 108,
+    "sm_86": 84,
+    "sm_89": 128,
+    "sm_90": 132,
+    "sm_100": 148,
+    "sm_103": 148,
+    "sm_120": 170,
+}
+
+
+def plan_matmul(
+    input: TensorSpec,
+    other: TensorSpec,
+    bias: TensorSpec | None = None,
+    *,
+    arch: str,
+    activation: str | None = None,
+    config: str | None = None,
+    op: str = "matmul",
+) -> Plan:
+    """Plan one launch: tensors (out, input, other, bias), out contiguous; without a bias, any in its place.
+
+    Arguments:
+        input, other: as `matmul` takes them; the product must not be empty (K may be 0).
+        bias: `(N)` or one element, added to every row.
+        arch: `'sm_80'`.
+        activation: None or `'relu'`.
+        config: the name of one of MATMUL_CONFIGS, or `'skinny'`; None chooses.
+        op: the name the plan goes by.
+
+    Raises:
+        RuntimeError: shapes do not fit together.
+        UnsupportedError: no kernel for the dtype or activation.
+        LaunchError: `config` is unknown, or cannot be had for this dtype or shape; more batch dimensions than the
+            kernels take.
+    """
+    if input.dtype not in DTYPES:
+        raise UnsupportedError(f"{op}: no kernel for {input.dtype}; there is one for {', '.join(DTYPES)}")
+    if activation not in _ACTIVATIONS:
+        raise UnsupportedError(f"{op}: activation {activation!r} is not in the kernel; it has None and 'relu'")
+    problem = problem_of(input, other, op)
+    if len(problem.sizes) > MAX_BATCH_DIMS:
+        raise LaunchError(
+            f"{op}: {len(problem.sizes)} batch dimensions that cannot be merged, the kernel takes {MAX_BATCH_DIMS}; "
+            "make the operands contiguous"
+        )
+    itemsize, ctype = DTYPES[input.dtype]
+    sm_count = _SM_COUNTS.get(arch.rstrip("af"), _SM_COUNTS["sm_80"])
+    launch = _skinny(problem, itemsize, sm_count, config) or _tiled(problem, itemsize, sm_count, config, op)
+    bias_stride = bias.strides[-1] if bias is not None and bias.shape and bias.shape[-1] > 1 else 0
+    fits = max(launch.problem.largest, bias_stride, launch.blocks * _RASTER_ROWS) <= _INT_MAX
+    defines = {
+        "ELEMENT": ctype,
+        "INDEX": "int" if fits else "long long",
+        **launch.defines,
+        "BIAS": 0 if bias is None else 2 if launch.swap else 1,
+        "ACTIVATION": _ACTIVATIONS[activation],
+        "SWAP": int(launch.swap),
+    }
+    grid_y = -(-launch.blocks // MAX_GRID[0])
+    return Plan(
+        op=op,
+        source=KernelSource(
+            f"{launch.entry}.cu", launch.entry, tuple((name, str(value)) for name, value in defines.items())
+        ),
+        config=LaunchConfig((-(-launch.blocks // grid_y), grid_y, 1), (launch.threads, 1, 1)),
+        scalars=launch.problem.scalars(bias_stride),
+        reason=f"{launch.reason}: {launch.blocks} blocks for {sm_count} SMs",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """A kernel chosen for a problem, which is the transposed one with `swap`."""
+
+    entry: str
+    problem: Problem
+    swap: bool
+    blocks: int
+    threads: int
+    defines: dict[str, int]
+    reason: str
+
+
+# ---- tiles ----
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """How a tile of an operand is read: along which dimension, how many elements at once, whether its stride is 1."""
+
+    k_fast: bool
+    width: int
+    unit: bool
+
+    def __str__(self) -> str:
+        way = "k" if self.k_fast else "rows"
+        return f"along {way} by {self.width}" + ("" if self.unit else ", strided")
+
+
+def _load(operand: Operand, k: int, pack: int) -> _Load:
+    if operand.k_stride == 1:
+        k_fast, extent, slow_stride = True, k, operand.outer_stride
+    elif operand.outer_stride == 1:
+        k_fast, extent, slow_stride = False, operand.outer, operand.k_stride
+    else:
+        outer = operand.outer_stride or math.inf  # 0: nothing to run along
+        return _Load((operand.k_stride or math.inf) < outer, 1, False)
+    return _Load(k_fast, pack if operand.allows(pack, extent, slow_stride, PACK_BYTES) else 1, True)
+
+
+def _tiled(problem: Problem, itemsize: int, sm_count: int, name: str | None, op: str) -> _Launch:
+    legal = [config for config in MATMUL_CONFIGS if is_legal(config, itemsize) and name in (None, config.name)]
+    if not legal:
+        known = ", ".join(config.name for config in MATMUL_CONFIGS if is_legal(config, itemsize))
+        raise LaunchError(
+            f"{op}: no configuration {name!r} for this shape and {itemsize}-byte elements; there is {known}"
+        )
+    # of equals: the least work, then as given, then the larger tile
+    config, swap = min(
+        ((config, swap) for swap in (False, True) for config in legal),
+        key=lambda choice: _cost(choice[0], problem.swapped() if choice[1] else problem, sm_count),
+    )
+    problem = problem.swapped() if swap else problem
+    pack, run = PACK_BYTES // itemsize, config.run(itemsize)
+    a, b = _load(problem.a, problem.k, pack), _load(problem.b, problem.k, pack)
+    store_width = run if problem.c_n == 1 and problem.b.outer % run == 0 else 1
+    return _Launch(
+        entry="matmul_simt",
+        problem=problem,
+        swap=swap,
+        blocks=_tiles(config, problem),
+        threads=config.threads,
+        defines={
+            "BM": config.bm,
+            "BN": config.bn,
+            "BK": config.bk_at(itemsize),
+            "TM": config.tm,
+            "TN": config.tn,
+            "LANES_N": config.lanes_n,
+            "MIN_BLOCKS": config.blocks_per_sm_at(itemsize),
+            "A_K_FAST": int(a.k_fast),
+            "A_WIDTH": a.width,
+            "A_UNIT": int(a.unit),
+            "B_K_FAST": int(b.k_fast),
+            "B_WIDTH": b.width,
+            "B_UNIT": int(b.unit),
+            "C_WIDTH": store_width,
+        },
+        reason=f"{config.name} tile{' of the transposed product' if swap else ''}, {config.tm}x{config.tn} a thread, "
+        f"a {a}, b {b}, c by {store_width}",
+    )
+
+
+def _tiles(config: MatmulConfig, problem: Problem) -> int:
+    return -(-problem.a.outer // config.bm) * -(-problem.b.outer // config.bn) * problem.batches
+
+
+def _cost(config: MatmulConfig, problem: Problem, sm_count: int) -> tuple[float, int]:
+    """Time of the busiest SM, which gets its share of the blocks, rounded up; then the work of all. Both in outputs."""
+    blocks = _tiles(config, problem)
+    rounds = -(-blocks // sm_count)
+    return rounds * config.bm * config.bn / config.speed, blocks * config.bm * config.bn
+
+
+# ---- few rows ----
+
+
+def _skinny(problem: Problem, itemsize: int, sm_count: int, name: str | None) -> _Launch | None:
+    """The launch of matmul_skinny, where one side has few enough rows and the sum is long enough for its lanes."""
+    if name not in (None, SKINNY):
+        return None
+    swap = problem.b.outer < problem.a.outer  # a is the side with few rows
+    problem = problem.swapped() if swap else problem
+    a, b, k = problem.a, problem.b, problem.k
+    pack = PACK_BYTES // itemsize
+    k_lanes = b.k_stride == 1 or b.outer_stride != 1
+    if k_lanes:
+        unit = b.k_stride == 1 and a.k_stride == 1
+        wide = unit and all(x.allows(pack, k, x.outer_stride, PACK_BYTES) for x in (a, b))
+    else:
+        unit = True
+        # narrow where wide loads would leave SMs without a block
+        wide = b.allows(pack, b.outer, b.k_stride, PACK_BYTES) and b.outer * problem.batches >= 32 * pack * sm_count
+    width = pack if wide else 1
+    config = skinny_config(a.outer, b.outer * problem.batches, k, k_lanes, width, itemsize, sm_count)
+    if config is None:
+        return None
+    return _Launch(
+        entry="matmul_skinny",
+        problem=problem,
+        swap=swap,
+        blocks=-(-b.outer // config.block_columns) * problem.batches,
+        threads=config.threads,
+        defines={
+            "ROWS": config.rows,
+            "WARPS": config.warps,
+            "K_WARPS": config.k_warps,
+            "K_LANES": int(config.k_lanes),
+            "COLUMNS": config.columns,
+            "WIDTH": config.width,
+            "UNIT": int(unit),
+        },
+        reason=_skinny_reason(config, swap),
+    )
+
+
+def _skinny_reason(config: SkinnyConfig, swap: bool) -> str:
+    lanes = "k" if config.k_lanes else "n"
+    shared = f", {config.k_warps} warps share k" if config.k_warps > 1 else ""
+    return (
+        f"{config.rows} {'columns' if swap else 'rows'} at a time, lanes along {lanes} by {config.width}, "
+        f"{config.columns} outputs of each a {'warp' if config.k_lanes else 'lane'}{shared}"
+    )

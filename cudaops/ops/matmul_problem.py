@@ -1,0 +1,157 @@
+"""What a product is to a kernel: its shape rules, and two matrices with their batch dimensions merged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cudaops.plan import TensorSpec
+
+MAX_BATCH_DIMS = 3  # that a kernel's addressing takes
+
+
+def result_shape(input: Sequence[Any], other: Sequence[Any], op: str = "matmul") -> tuple[Any, ...]:
+    """The shape of the product; sizes may be symbolic.
+
+    Raises:
+        RuntimeError: they cannot be multiplied.
+    """
+    if not input or not other:
+        raise RuntimeError(
+            f"both arguments to {op} need to be at least 1D, but they are {len(input)}D and {len(other)}D; "
+            "multiply by a scalar with torch.mul"
+        )
+    inner = other[-2] if len(other) > 1 else other[0]
+    if input[-1] != inner:
+        rows = input[-2] if len(input) > 1 else 1
+        columns = other[-1] if len(other) > 1 else 1
+        raise RuntimeError(
+            f"{op}: mat1 and mat2 shapes cannot be multiplied ({rows}x{input[-1]} and {inner}x{columns}), from "
+            f"{tuple(input)} and {tuple(other)}: the last size of the first must be the "
+            f"{'second to last' if len(other) > 1 else 'only'} size of the second"
+        )
+    batch = _broadcast(input[:-2], other[:-2], op)
+    return (*batch, *input[-2:-1], *(other[-1:] if len(other) > 1 else ()))
+
+
+def _broadcast(left: Sequence[Any], right: Sequence[Any], op: str) -> tuple[Any, ...]:
+    rank = max(len(left), len(right))
+    left, right = (1,) * (rank - len(left)) + tuple(left), (1,) * (rank - len(right)) + tuple(right)
+    for dim, (a, b) in enumerate(zip(left, right, strict=True)):
+        if a != b and a != 1 and b != 1:
+            raise RuntimeError(
+                f"{op}: the size of tensor a ({a}) must match the size of tensor b ({b}) at non-singleton batch "
+                f"dimension {dim}; batch dimensions are equal, or one of them is 1"
+            )
+    return tuple(b if a == 1 else a for a, b in zip(left, right, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One matrix of the product: `outer` is M or N. Strides in elements, 0 where the size is 1 or broadcast."""
+
+    outer: int
+    outer_stride: int
+    k_stride: int
+    batch: tuple[int, ...]
+    alignment: int
+
+    def allows(self, width: int, extent: int, slow_stride: int, width_bytes: int) -> bool:
+        """Whether `width` neighbours can be read at once: aligned in all lines and batches, and a divisor of a line."""
+        return self.alignment >= width_bytes and not any(n % width for n in (extent, slow_stride, *self.batch))
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A product, its batch dimensions merged as far as strides allow; c is contiguous, or transposed."""
+
+    a: Operand
+    b: Operand
+    k: int
+    sizes: tuple[int, ...]  # of the batch dimensions
+    c_m: int
+    c_n: int
+
+    @property
+    def batches(self) -> int:
+        """All batch dimensions' product."""
+        return math.prod(self.sizes)
+
+    def swapped(self) -> Problem:
+        """The transposed product, c^T = b^T a^T."""
+        return Problem(self.b, self.a, self.k, self.sizes, self.c_n, self.c_m)
+
+    def scalars(self, bias_stride: int) -> tuple[int, ...]:
+        """What follows the pointers in the kernels' arguments, in their order."""
+        fill = (0,) * (MAX_BATCH_DIMS - len(self.sizes))
+        sizes = (1,) * (MAX_BATCH_DIMS - len(self.sizes)) + self.sizes
+        return (
+            *(self.a.outer_stride, self.a.k_stride, self.b.k_stride, self.b.outer_stride, self.c_m, self.c_n),
+            bias_stride,
+            *(*fill, *self.a.batch),
+            *(*fill, *self.b.batch),
+            self.a.outer * self.b.outer,
+            *sizes[1:],
+            self.batches,
+            *(self.a.outer, self.b.outer, self.k),
+        )
+
+    @property
+    def largest(self) -> int:
+        """The largest size or stride inside a batch: what an index of the kernel must hold."""
+        return max(
+            *(self.a.outer, self.b.outer, self.k, self.batches, self.c_m, self.c_n),
+            *(self.a.outer_stride, self.a.k_stride, self.b.k_stride, self.b.outer_stride),
+        )
+
+
+def problem_of(input: TensorSpec, other: TensorSpec, op: str = "matmul") -> Problem:
+    """The product of two tensors as torch.matmul reads them.
+
+    Raises:
+        RuntimeError: they cannot be multiplied.
+    """
+    result_shape(input.shape, other.shape, op)
+    a_shape, a_strides = input.shape, input.strides
+    b_shape, b_strides = other.shape, other.strides
+    if len(a_shape) == 1:
+        a_shape, a_strides = (1, *a_shape), (0, *a_strides)
+    if len(b_shape) == 1:
+        b_shape, b_strides = (*b_shape, 1), (*b_strides, 0)
+    sizes = _broadcast(a_shape[:-2], b_shape[:-2], op)
+    a_batch = _batch_strides(a_shape[:-2], a_strides[:-2], len(sizes))
+    b_batch = _batch_strides(b_shape[:-2], b_strides[:-2], len(sizes))
+    batch = [dim for dim in zip(sizes, a_batch, b_batch, strict=True) if dim[0] != 1]
+    (m, k), n = a_shape[-2:], b_shape[-1]
+    a_m = a_strides[-2] if m > 1 else 0
+    # Batches that share b and continue a's rows are more rows: one larger product, with b read once.
+    while batch and batch[-1][2] == 0 and (m == 1 or batch[-1][1] == m * a_m):
+        size, stride, _ = batch.pop()
+        a_m = a_m if m > 1 else stride
+        m *= size
+    merged = _merged(batch)
+    a = Operand(m, a_m, a_strides[-1] if k > 1 else 0, tuple(dim[1] for dim in merged), input.alignment)
+    b_n, b_k = b_strides[-1] if n > 1 else 0, b_strides[-2] if k > 1 else 0
+    b = Operand(n, b_n, b_k, tuple(dim[2] for dim in merged), other.alignment)
+    return Problem(a, b, k, tuple(dim[0] for dim in merged), n, 1)
+
+
+def _batch_strides(shape: tuple[int, ...], strides: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    own = tuple(0 if size == 1 else stride for size, stride in zip(shape, strides, strict=True))
+    return (0,) * (rank - len(own)) + own
+
+
+def _merged(batch: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """(size, stride in a, stride in b) of the dimensions, joined where both operands step evenly over neighbours."""
+    merged: list[tuple[int, int, int]] = []
+    for size, a_stride, b_stride in reversed(batch):
+        if merged:
+            inner_size, inner_a, inner_b = merged[-1]
+            if (a_stride, b_stride) == (inner_size * inner_a, inner_size * inner_b):
+                merged[-1] = (size * inner_size, inner_a, inner_b)
+                continue
+        merged.append((size, a_stride, b_stride))
+    merged.reverse()
+    return merged
