@@ -75,14 +75,14 @@ def refuse_script() -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """What a type of module becomes: its forward here, and the kernel that forward launches."""
+    """What a type of module becomes: its forward here, and the kernel (or family of kernels) that forward launches."""
 
     forward: Callable[..., torch.Tensor]
     kernel: str
 
 
 SWAPS: dict[type[nn.Module], Swap] = {
-    nn.Linear: Swap(linear_forward, "matmul_simt"),
+    nn.Linear: Swap(linear_forward, "matmul"),
     nn.Conv2d: Swap(conv2d_forward, "conv_implicit_gemm"),
 }
 

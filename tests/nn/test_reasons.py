@@ -109,7 +109,7 @@ def test_left_as_it_is_with_its_reason(make: Callable[[], nn.Module], reason: st
     assert "forward" not in vars(model[0])
     cudaops.convert(model)
     taken, left = cudaops.report(model)
-    assert taken.kernel == "matmul_simt"
+    assert taken.kernel == "matmul"
     assert (left.name, left.kernel, left.calls) == ("1", None, 0)
     assert reason in left.reason
     assert vars(layer).get("forward") is before
@@ -118,7 +118,7 @@ def test_left_as_it_is_with_its_reason(make: Callable[[], nn.Module], reason: st
 def test_a_lazy_layer_is_taken_once_it_has_run() -> None:
     layer = nn.LazyLinear(2)
     layer(torch.zeros(1, 3))
-    assert next(iter(cudaops.report(cudaops.convert(layer)))).kernel == "matmul_simt"
+    assert next(iter(cudaops.report(cudaops.convert(layer)))).kernel == "matmul"
 
 
 def test_a_forward_patched_for_the_whole_class_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
