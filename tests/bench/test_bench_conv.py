@@ -20,19 +20,19 @@ def square(channels: int, size: int, filters: int, taps: int, stride: int = 1, b
 # target: what a run may take beside torch's own, on the same threads
 RESNET18 = {  # every distinct convolution of resnet18 on one image of 224 x 224
     "stem 7x7 s2": (square(3, 224, 64, 7, 2), 12.0),
-    "56x56 3x3": (square(64, 56, 64, 3), 8.0),
+    "56x56 3x3": (square(64, 56, 64, 3), 12.0),
     "56x56 3x3 s2": (square(64, 56, 128, 3, 2), 12.0),
     "56x56 1x1 s2": (square(64, 56, 128, 1, 2), 12.0),
-    "28x28 3x3": (square(128, 28, 128, 3), 8.0),
+    "28x28 3x3": (square(128, 28, 128, 3), 12.0),
     "28x28 3x3 s2": (square(128, 28, 256, 3, 2), 12.0),
     "28x28 1x1 s2": (square(128, 28, 256, 1, 2), 12.0),
-    "14x14 3x3": (square(256, 14, 256, 3), 8.0),
+    "14x14 3x3": (square(256, 14, 256, 3), 12.0),
     "14x14 3x3 s2": (square(256, 14, 512, 3, 2), 12.0),
     "14x14 1x1 s2": (square(256, 14, 512, 1, 2), 12.0),
-    "7x7 3x3": (square(512, 7, 512, 3), 8.0),
+    "7x7 3x3": (square(512, 7, 512, 3), 12.0),
 }
 OTHERS = {
-    "8 images": (square(64, 28, 64, 3, batch=8), 8.0),
+    "8 images": (square(64, 28, 64, 3, batch=8), 12.0),
     "depthwise": (square(128, 28, 128, 3, groups=128), 60.0),  # torch's own kernel is direct, ours a product
 }
 
