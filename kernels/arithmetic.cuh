@@ -1,7 +1,7 @@
 // The type a kernel computes in, and multiply-add in it.
 #pragma once
 
-// Signed overflow is undefined in C++; torch's integers wrap. So integers are computed unsigned, which has the same bits.
+// Signed overflow is undefined in C++; torch's integers wrap. So integers are computed unsigned, in the same bits.
 template <typename T> struct Compute { using type = T; };
 template <> struct Compute<int> { using type = unsigned int; };
 template <> struct Compute<long long> { using type = unsigned long long; };

@@ -14,17 +14,17 @@ __device__ __forceinline__ T activate(T x) {
     return x;
 }
 
-// Tile says where accumulator [i][j] sits in the block's tile (SimtTile). Width: neighbouring columns a store moves; above
-// 1 the columns' stride is 1, and the host knows Width to divide their number.
+// Tile says where accumulator [i][j] sits in the block's tile (SimtTile). Width: neighbouring columns a store moves;
+// above 1 the columns' stride is 1, and the host knows Width to divide their number.
 template <typename Tile, typename Element, int Width, BiasAxis Bias, Activation Which>
 struct Epilogue {
     using T = typename Compute<Element>::type;
 
-    // c and bias point to the tile's first element; rows_left x columns_left of the tile are inside the output. Interior: all.
+    // c and bias point to the tile's first element; rows_left x columns_left of it are inside. Interior: all.
     template <bool Interior, typename Index>
     static __device__ __forceinline__ void store(
-        const typename Tile::Accumulators& acc, T* c, Index c_m, Index c_n, const T* bias, Index bias_stride, Index rows_left,
-        Index columns_left) {
+        const typename Tile::Accumulators& acc, T* c, Index c_m, Index c_n, const T* bias, Index bias_stride,
+        Index rows_left, Index columns_left) {
         T column_bias[Tile::N] = {};
         if constexpr (Bias == BiasAxis::columns) {
 #pragma unroll

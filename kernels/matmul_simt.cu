@@ -1,21 +1,22 @@
-// matmul_simt: c = a b (+ bias), batched, on the ordinary cores: tiles in shared memory, TM x TN outputs a thread in registers.
+// matmul_simt: c = a b (+ bias), batched, on the ordinary cores: tiles in shared memory, TM x TN outputs a thread.
 //
 // Entry:    matmul_simt(ELEMENT* c, const ELEMENT* input, const ELEMENT* other, const ELEMENT* bias,
 //                       INDEX a_m, INDEX a_k, INDEX b_k, INDEX b_n, INDEX c_m, INDEX c_n, INDEX bias_stride,
 //                       long long a_batch0, long long a_batch1, long long a_batch2,
 //                       long long b_batch0, long long b_batch1, long long b_batch2, long long c_batch,
 //                       INDEX batch1, INDEX batch2, INDEX batches, INDEX M, INDEX N, INDEX K)
-// Shapes:   c [batches][M][N], a [batches][M][K], b [batches][K][N], bias [N] or [M], at any strides, in elements; where
-//           BIAS is 0, bias is anything: it is not read. A batch index is read as (i0, i1, i2) of sizes (., batch1, batch2);
-//           a broadcast dimension has stride 0. K = 0 gives zeros (and the bias)
+// Shapes:   c [batches][M][N], a [batches][M][K], b [batches][K][N], bias [N] or [M], at any strides, in elements;
+//           where BIAS is 0, bias is anything: it is not read. A batch index is read as (i0, i1, i2) of sizes
+//           (., batch1, batch2); a broadcast dimension has stride 0. K = 0 gives zeros (and the bias)
 // Types:    ELEMENT = float, double, int, long long (integers wrap)
 // Defines:  ELEMENT; INDEX = int where every size, stride and the number of blocks fits 31 bits, else long long;
 //           BM BN BK the block's tile, TM x TN outputs a thread, LANES_N lanes of a warp along n (32: it spans rows);
 //           MIN_BLOCKS that must fit an SM by registers;
 //           A_K_FAST B_K_FAST 1: loads run along k, 0: along m or n; A_UNIT B_UNIT 1: at stride 1 there;
 //           A_WIDTH B_WIDTH elements a load moves: 1, or 16 bytes' worth, then aligned and a divisor of that dimension;
-//           C_WIDTH elements a store moves along n: 1, or 8 bytes' worth, likewise; BIAS 0 none, 1 along n, 2 along m; ACTIVATION (epilogue.cuh);
-//           SWAP 0: a is input and b is other, 1: exchanged, as the host does (c^T = b^T a^T) where n would be too short
+//           C_WIDTH elements a store moves along n: 1, or 8 bytes' worth, likewise;
+//           BIAS 0 none, 1 along n, 2 along m; ACTIVATION (epilogue.cuh);
+//           SWAP 0: a is input and b is other, 1: exchanged, as the host does (c^T = b^T a^T) where n would be short
 // Launch:   grid ceil(M / BM) * ceil(N / BN) * batches, on x, y taking over beyond 2^31 - 1;
 //           block 32 * (BM / (32 / LANES_N * TM)) * (BN / (LANES_N * TN))
 // Shared:   static, 2 * (sizeof(ELEMENT) * ((BM + BN) * BK + B_K_FAST * (B_WIDTH == 1) * 4 * BK)
@@ -63,16 +64,16 @@ matmul_simt(ELEMENT* __restrict__ c, const ELEMENT* __restrict__ input, const EL
     const bool interior = M - m0 >= BM && N - n0 >= BN;
 
     const INDEX i01 = batch / batch2, i2 = batch - i01 * batch2, i0 = i01 / batch1, i1 = i01 - i0 * batch1;
-    const T* a = (const T*)(SWAP ? other : input) + (i0 * a_batch0 + i1 * a_batch1 + i2 * a_batch2 + (long long)m0 * a_m);
-    const T* b = (const T*)(SWAP ? input : other) + (i0 * b_batch0 + i1 * b_batch1 + i2 * b_batch2 + (long long)n0 * b_n);
-    a += LoadA::start(a_m, a_k);
-    b += LoadB::start(b_n, b_k);
+    const T* a = (const T*)(SWAP ? other : input) + (i0 * a_batch0 + i1 * a_batch1 + i2 * a_batch2);
+    const T* b = (const T*)(SWAP ? input : other) + (i0 * b_batch0 + i1 * b_batch1 + i2 * b_batch2);
+    a += (long long)m0 * a_m + LoadA::start(a_m, a_k);
+    b += (long long)n0 * b_n + LoadB::start(b_n, b_k);
 
     T acc[TM][TN] = {};
     typename LoadA::Registers next_a;
     typename LoadB::Registers next_b;
-    // Each turn loads step k0 into registers, multiplies the step before it, then puts k0 where the step before that was:
-    // two buffers, one barrier a step, and the loads have a whole multiplication's time to arrive.
+    // Each turn loads step k0 into registers, multiplies the step before it, then puts k0 where the one before was: two
+    // buffers, one barrier a step, and the loads have a whole multiplication's time to arrive.
     // (The buffer is masked out of k0, not toggled, so that its range can be read off the code.)
 #pragma unroll 1
     for (INDEX k0 = 0;; k0 += BK) {

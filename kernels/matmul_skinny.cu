@@ -1,4 +1,4 @@
-// matmul_skinny: c = a b (+ bias), batched, where a has at most ROWS rows: b is read once and each element used at once.
+// matmul_skinny: c = a b (+ bias), batched, where a has at most ROWS rows: b streams by once, for all of them.
 //
 // Entry:    matmul_skinny(ELEMENT* c, const ELEMENT* input, const ELEMENT* other, const ELEMENT* bias,
 //                         INDEX a_m, INDEX a_k, INDEX b_k, INDEX b_n, INDEX c_m, INDEX c_n, INDEX bias_stride,
@@ -18,8 +18,8 @@
 //           beyond 2^31 - 1; block 32 * WARPS
 // Shared:   static, sizeof(ELEMENT) * WARPS * 32 * (K_LANES * (K_WARPS > 1) + (1 - K_LANES) * ROWS * COLUMNS)
 // Needs:    c does not overlap a, b or bias
-// Sum:      a thread adds its share of k, ascending; then, where lanes share k, they in pairs (distance 16, 8, 4, 2, 1);
-//           then, where warps do, they in order. Repeatable
+// Sum:      a thread adds its share of k, ascending; then, where lanes share k, pairs of them (16, 8, 4, 2, 1 apart);
+//           then, where warps do, these in order. Repeatable
 // Host:     cudaops/ops/matmul_plan.py, plan_matmul; cudaops/ops/linear.py, plan_linear
 #include "epilogue.cuh"
 #include "pack.cuh"

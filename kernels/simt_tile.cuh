@@ -1,9 +1,9 @@
 // The product of two tiles in shared memory, accumulated in registers: Tm x Tn outputs a thread.
 //
-// A warp covers LANES_M * Tm rows and LanesN * Tn columns of the block's Bm x Bn. With LanesN = 32 it spans rows: every
-// lane needs the same elements of A, a broadcast 16 bytes wide, and its own of B, 8 bytes beside the next lane's, free of
-// bank conflicts. (16 bytes of B would save one shared load in six; the emulator would spend that several times over on
-// sorting them into registers.)
+// A warp covers LANES_M * Tm rows and LanesN * Tn columns of the block's Bm x Bn. With LanesN = 32 it spans rows: all
+// lanes need the same elements of A, a broadcast 16 bytes wide, and each its own of B, 8 bytes beside the next lane's,
+// free of bank conflicts. (16 bytes of B would save one shared load in six; the emulator would spend that several times
+// over on sorting them into registers.)
 #pragma once
 
 #include "arithmetic.cuh"
@@ -17,8 +17,8 @@ struct SimtTile {
     static constexpr int LANES_M = 32 / LanesN;
     static constexpr int WARP_M = LANES_M * Tm, WARP_N = LanesN * Tn;
     static constexpr int WARPS_M = Bm / WARP_M, WARPS_N = Bn / WARP_N;
-    // Steps of W along k that are unrolled: 8 k, or 4 where that is 512 multiply-adds already. With more the compiler starts
-    // so many shared loads ahead that it spills.
+    // Steps of W along k that are unrolled: 8 k, or 4 where that is 512 multiply-adds already. With more the compiler
+    // starts so many shared loads ahead that it spills.
     static constexpr int UNROLL = (Tm * Tn < 128 ? 8 : 4) / W;
     static constexpr int ROW_RUN = AKRows ? 1 : W;  // rows a lane holds side by side: those of one load of A
     static_assert(Bm % WARP_M == 0 && Bn % WARP_N == 0, "warps must tile the block");

@@ -15,10 +15,10 @@ template <
 struct TileLoad {
     static constexpr int FAST = KFast ? Bk : Outer;
     static constexpr int SLOW = KFast ? Outer : Bk;
-    // A wide load that must be taken apart again goes to a thread for each line: it has the neighbours' loads too, so that
-    // between them they use what memory sends, and its stores lie beside those of the next lane.
+    // Wide loads that must be taken apart again: a thread takes all of a line, which uses up what memory sends, and its
+    // stores lie beside those of the next lane.
     static constexpr bool SCATTERED = KRows != KFast;
-    static constexpr bool ALONG = Width == 1 || !SCATTERED;  // threads run along the fast dimension, then along the slow
+    static constexpr bool ALONG = Width == 1 || !SCATTERED;  // threads run along the fast dimension, then the slow
     static constexpr int LOADS_FAST = FAST / Width, LOADS = LOADS_FAST * SLOW;
     static constexpr int LINE = ALONG ? LOADS_FAST : SLOW;              // threads side by side
     static constexpr int COUNT = (LOADS + Threads - 1) / Threads;       // loads of a thread

@@ -101,6 +101,11 @@ def _circular(g: Values, value: str, quarter: int) -> str:
     minus = g.emit(f"fneg {ty} {turns}")
     rest = g.call("llvm.fma", "f64", minus, _double(g, math.pi / 2), x)
     rest = g.call("llvm.fma", "f64", minus, _double(g, 6.123233995736766e-17), rest)  # pi/2 - fl(pi/2)
+    # Beyond this nothing is left of x, and hardware promises nothing: 0, and NaN for an infinity.
+    small = g.emit(f"fcmp olt {ty} {g.call('llvm.fabs', 'f64', turns)}, {_double(g, 2.0**50)}")
+    rest = _select(g, small, rest, g.binary("fsub", ty, x, x))
+    near = g.emit(f"fcmp oeq {ty} {turns}, {_double(g, 0.0)}")
+    rest = _select(g, near, x, rest)  # keeps the sign of -0
     count = g.call_raw("llvm.fptosi.sat", "s64", f"{ty} {turns}", integer, suffix=g.suffix("f64"))
     count = g.binary("add", integer, count, g.splat("i64", quarter))
     square = g.binary("fmul", ty, rest, rest)

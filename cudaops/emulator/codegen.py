@@ -16,9 +16,10 @@ from cudaops.emulator.control import RETURNS, Region, is_barrier, results, sourc
 from cudaops.emulator.isa import lookup
 from cudaops.emulator.lanes import LANE, WARP, Geometry, Lanes
 from cudaops.emulator.options import Checks
-from cudaops.emulator.ptx import Function, Imm, Instruction, Module, Reg
+from cudaops.emulator.ptx import MALFORMED, Function, Imm, Instruction, Module, Reg
 from cudaops.emulator.schedule import RESULTS_AT_ONCE, schedule
 from cudaops.emulator.text import element_bits, integer_text, llvm_type
+from cudaops.errors import EmulatorError
 
 
 @dataclass(frozen=True)
@@ -437,4 +438,9 @@ class Codegen(Accesses):
             held = llvm_type(written[0].type)
             self._put(written[0], integer_text(held, self.lanes.low), held, vector=False)
             return
-        rule.emit(self, ins)
+        try:
+            rule.emit(self, ins)
+        except MALFORMED as error:
+            raise EmulatorError(
+                f"{ins.file}:{ins.line}: PTX instruction `{ins}`: these are not the operands that it should have"
+            ) from error

@@ -295,6 +295,7 @@ class LaneAnalysis:
         """The counters where block `b` begins: what its predecessors leave, narrowed by how they branch."""
         entry: dict[str, Lanes] = {}
         for p in self.flow.pred[b]:
+            self.counters_now = self.exits.get(p, {})  # what a limit is there
             conditions = self.counters.edges.get((p, b), ())
             for name, lanes in self.exits.get(p, {}).items():
                 for subject, condition in conditions:

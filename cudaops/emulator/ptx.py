@@ -186,8 +186,18 @@ class Module:
 
 def parse(text: str) -> Module:
     """Read a PTX module. Raises EmulatorError naming the PTX line that it cannot read."""
-    return _Parser(text).module()
+    parser = _Parser(text)
+    try:
+        return parser.module()
+    except MALFORMED as error:
+        line = text.split("\n")[parser.line - 1].strip()
+        raise EmulatorError(
+            f"PTX line {parser.line} cannot be read: {line[:120]!r}; the text is damaged, or of a newer PTX ISA"
+        ) from error
 
+
+# What reading text that is no PTX runs into.
+MALFORMED = (LookupError, ValueError, TypeError, AttributeError, AssertionError, RecursionError)
 
 _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
 _LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+(?:.*inlined_at\s+(\d+)\s+(\d+))?")
@@ -221,8 +231,10 @@ class _Body:
 
 class _Parser:
     def __init__(self, text: str) -> None:
-        self.text = text
+        # Inline assembly may hold C comments; NVRTC itself writes // alone.
+        self.text = re.sub(r"/\*.*?\*/", lambda found: "\n" * found[0].count("\n") or " ", text, flags=re.S)
         self.files: dict[int, str] = {int(n): path for n, path in _FILE.findall(text)}
+        self.line = 1  # of the text
         self.where = ("", 0)
         self.scopes: list[dict[str, str]] = []
         self.scope_names: list[str] = []
@@ -264,8 +276,8 @@ class _Parser:
         depth = 0
         pending = ""
         in_section = False
-        for raw in self.text.split("\n"):
-            line = raw.strip()
+        for number, raw in enumerate(self.text.split("\n"), 1):
+            self.line, line = number, raw.strip()
             if line.startswith("//") or not line:
                 continue
             if "//" in line and '"' not in line:

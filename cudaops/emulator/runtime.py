@@ -25,7 +25,7 @@ from cudaops.emulator.faults import Buffer, Place
 from cudaops.emulator.inline import inline
 from cudaops.emulator.lanes import WARP, Geometry
 from cudaops.emulator.options import Checks
-from cudaops.emulator.ptx import Module, parse
+from cudaops.emulator.ptx import MALFORMED, Module, parse
 from cudaops.emulator.sanitizer import Record
 from cudaops.errors import EmulatorError, SanitizerError
 from cudaops.plan import LaunchConfig
@@ -139,7 +139,12 @@ def generate(
     if function is None or not function.entry:
         known = ", ".join(f.name for f in module.functions.values() if f.entry) or "none"
         raise EmulatorError(f"no kernel {entry} in this PTX; kernels there: {known}")
-    return Codegen(module, inline(module, function), geometry, dynamic_shared, checks).generate("cudaops_kernel")
+    try:
+        return Codegen(module, inline(module, function), geometry, dynamic_shared, checks).generate("cudaops_kernel")
+    except MALFORMED as error:
+        raise EmulatorError(
+            f"kernel {entry}: its PTX is damaged, or of a form that the emulator does not know: {error!r}"
+        ) from error
 
 
 # -- module globals ---------------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def linear(
         library.check_tensors("linear", input=input, weight=weight, bias=bias)
     if library.transforms_active():
         return _composed(input, weight, bias, activation)
-    return _op(input, weight, bias, activation=activation)  # type: ignore[no-any-return]
+    return _op(input, weight, bias, activation=activation)
 
 
 def _composed(
@@ -198,7 +198,7 @@ class _Linear(torch.autograd.Function):
             out = _op(input, weight, bias, activation=activation)
         ctx.save_for_backward(input, weight, out if activation == "relu" else None)
         ctx.bias_shape = None if bias is None else bias.shape
-        return out  # type: ignore[no-any-return]
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -221,9 +221,9 @@ def _autograd(
     activation: str | None = None,
 ) -> torch.Tensor:
     if library.needs_autograd(input, weight, bias):
-        return _Linear.apply(input, weight, bias, activation)  # type: ignore[no-any-return]
+        return _Linear.apply(input, weight, bias, activation)
     with library.below_autograd():
-        return _op(input, weight, bias, activation=activation)  # type: ignore[no-any-return]
+        return _op(input, weight, bias, activation=activation)
 
 
 def _vmap(

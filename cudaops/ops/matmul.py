@@ -38,8 +38,8 @@ def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     if not (isinstance(input, torch.Tensor) and isinstance(other, torch.Tensor)):
         library.check_tensors("matmul", input=input, other=other)
     if library.transforms_active():
-        return _TransformedMatmul.apply(input, other)  # type: ignore[no-any-return]
-    return _op(input, other)  # type: ignore[no-any-return]
+        return _TransformedMatmul.apply(input, other)
+    return _op(input, other)
 
 
 # ---- run ----
@@ -96,7 +96,7 @@ class _Matmul(torch.autograd.Function):
     def forward(ctx: Any, input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(input, other)
         with library.below_autograd():
-            return _op(input, other)  # type: ignore[no-any-return]
+            return _op(input, other)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -111,7 +111,7 @@ class _TransformedMatmul(torch.autograd.Function):
 
     @staticmethod
     def forward(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return _op(input, other)  # type: ignore[no-any-return]
+        return _op(input, other)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:
@@ -130,9 +130,9 @@ class _TransformedMatmul(torch.autograd.Function):
 
 def _autograd(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     if library.needs_autograd(input, other):
-        return _Matmul.apply(input, other)  # type: ignore[no-any-return]
+        return _Matmul.apply(input, other)
     with library.below_autograd():
-        return _op(input, other)  # type: ignore[no-any-return]
+        return _op(input, other)
 
 
 def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:

@@ -77,7 +77,7 @@ class MatmulConfig:
 # for more blocks. All span rows with a warp; a product with a short n is done transposed instead (SWAP).
 MATMUL_CONFIGS = (
     MatmulConfig("128x256", 128, 256, 8, 16, 8, 32, 1, 1.0),
-    MatmulConfig("64x128", 64, 128, 8, 16, 4, 32, 3, 0.9),
+    MatmulConfig("64x128", 64, 128, 8, 16, 4, 32, 2, 0.9),
     MatmulConfig("32x128", 32, 128, 8, 8, 4, 32, 4, 0.65),
     MatmulConfig("16x128", 16, 128, 8, 4, 4, 32, 4, 0.4),
 )

@@ -1,4 +1,4 @@
-"""Kernels made up by these tests do not fill the user's cache."""
+"""Kernels made up by these tests do not fill the user's cache; every instruction that they run is written down."""
 
 from __future__ import annotations
 
@@ -6,9 +6,26 @@ from collections.abc import Iterator
 
 import pytest
 
+from cudaops.emulator import codegen
+from cudaops.emulator.isa.table import Rule
+from cudaops.emulator.ptx import Instruction
+from tests.emulator import harness
+
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    look_up = codegen.lookup
+
+    def recorded(ins: Instruction) -> Rule:
+        harness.OPCODES_RUN.add(ins.opcode)
+        return look_up(ins)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDAOPS_CACHE_DIR", str(tmp_path_factory.mktemp("cudaops")))
+        patch.setattr(codegen, "lookup", recorded)
         yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What looks at all that was run comes last."""
+    items.sort(key=lambda item: item.name.startswith("test_every_entry_of_the_table"))

@@ -21,6 +21,7 @@ from cudaops.plan import KernelSource, LaunchConfig
 ARCH = "sm_80"
 GUARD = 256  # bytes before and behind every array of a launch
 POISON = 0xFF  # of a float or double: NaN
+OPCODES_RUN: set[str] = set()  # by the tests of this session
 
 Dim = int | tuple[int, ...]
 Argument = Any  # an array, an integer, a float, or the bytes of a struct

@@ -206,7 +206,9 @@ def operand_rows(opcode: str, source: np.random.Generator, most: int) -> list[tu
     for place, type_ in enumerate(types):
         counting = base in ("shl", "shr", "shf", "bfe", "bfi", "bmsk") and place and type_ in ("u32", "b32")
         small = base in ("bfe", "bfi") and place >= len(types) - 2
-        choices.append(list(COUNTS) if small or (counting and (base in ("shl", "shr", "bmsk") or place == 2)) else corners(type_))
+        choices.append(
+            list(COUNTS) if small or (counting and (base in ("shl", "shr", "bmsk") or place == 2)) else corners(type_)
+        )
     total = int(np.prod([len(c) for c in choices]))
     if total <= most:
         rows = list(itertools.product(*choices))
@@ -237,6 +239,7 @@ def exact_opcodes() -> Iterator[str]:
         yield from (f"setp.{c}.{t}" for c in COMPARISONS)
         yield from (f"{base}.{t}" for base in ("selp", "mov"))
         yield f"setp.lt.and.{t}"
+        yield f"set.gt.{'and' if t[0] == 's' else 'or'}.u32.{t}"
         yield from (f"set.{c}.{to}.{t}" for c, to in (("le", "u32"), ("ne", "s32"), ("gt", "f32")))
         yield f"slct.{t}.s32"
         yield f"slct.{t}.f32"
@@ -274,14 +277,16 @@ def _float_opcodes() -> Iterator[str]:
             yield from (f"{base}{mode}{end}.{t}" for base in ("add", "sub", "mul") for end in ends)
             if mode:
                 yield from (f"fma{mode}{end}.{t}" for end in ends)
-                yield f"mad{mode}.{t}"
+                yield from (f"mad{mode}{end}.{t}" for end in ends)
         flushes = ("", ".ftz") if t == "f32" else ("",)
         for flush in flushes:
             yield from (f"{base}.rn{flush}.{t}" for base in ("div", "rcp", "sqrt"))
             yield from (f"{base}{flush}.{t}" for base in ("min", "max", "abs", "neg"))
             yield from (f"setp.{c}{flush}.{t}" for c in (*COMPARISONS, *UNORDERED))
         yield from (f"setp.{c}.{join}.{t}" for c, join in (("lt", "and"), ("geu", "or"), ("num", "xor")))
-        yield from (f"testp.{what}.{t}" for what in ("finite", "infinite", "number", "notanumber", "normal", "subnormal"))
+        yield from (
+            f"testp.{what}.{t}" for what in ("finite", "infinite", "number", "notanumber", "normal", "subnormal")
+        )
         yield from (f"copysign.{t}", f"selp.{t}", f"mov.{t}", f"slct.{t}.s32", f"slct.{t}.f32")
         yield from (f"set.{c}.{to}.{t}" for c in (*COMPARISONS, *UNORDERED) for to in ("u32", "f32"))
         yield f"set.eq.xor.s32.{t}"
@@ -295,7 +300,9 @@ def _half_opcodes() -> Iterator[str]:
         plain = not t.startswith("b")
         yield from (f"{base}{mode}.{t}" for base in ("add", "sub", "mul") for mode in ("", ".rn"))
         yield from (f"fma.rn{end}.{t}" for end in ("", ".relu"))
-        yield from (f"{base}{end}.{t}" for base in ("min", "max") for end in ("", ".NaN", ".xorsign.abs", ".NaN.xorsign.abs"))
+        yield from (
+            f"{base}{end}.{t}" for base in ("min", "max") for end in ("", ".NaN", ".xorsign.abs", ".NaN.xorsign.abs")
+        )
         yield from (f"{base}.{t}" for base in ("neg", "abs"))
         yield from (f"setp.{c}.{t}" for c in (*COMPARISONS, *UNORDERED))
         if plain:
@@ -321,7 +328,15 @@ def _conversions() -> Iterator[str]:
             yield f"cvt.{mode}.ftz.sat.{to}.f32"
     for to, source in itertools.product(("f32", "f64", "f16"), narrow):
         yield from (f"cvt.{mode}.{to}.{source}" for mode in ("rn", "rz", "rm", "rp"))
-    yield from ("cvt.rn.sat.f32.s32", "cvt.rn.sat.f32.u64", "cvt.f64.f32", "cvt.f64.f16", "cvt.f32.f16", "cvt.f32.bf16", "cvt.ftz.f64.f32")
+    yield from (
+        "cvt.rn.sat.f32.s32",
+        "cvt.rn.sat.f32.u64",
+        "cvt.f64.f32",
+        "cvt.f64.f16",
+        "cvt.f32.f16",
+        "cvt.f32.bf16",
+        "cvt.ftz.f64.f32",
+    )
     for mode in ("rn", "rz", "rm", "rp"):
         yield from (f"cvt.{mode}{end}.f32.f64" for end in ("", ".sat"))
         yield f"cvt.{mode}.f16.f64"

@@ -199,7 +199,8 @@ class Program:
         for block in flow.reachable:
             for ins in flow.blocks[block].instructions:
                 action = self.actions[ins.line - 1] if 0 < ins.line <= len(self.actions) else ()
-                if action[:1] == ("set",) and any(r.name == f"%{action[1]}" for r in results(ins)):
+                name = action[1] if action[:1] == ("set",) else "w2" if action[:1] == ("final",) else ""
+                if any(r.name == f"%{name}" for r in results(ins)):
                     claims[ins.line - 1] = analysis.transfers[id(ins)]
         x, y, z = self.block
         threads = x * y * z
@@ -357,7 +358,9 @@ def build(steps: Sequence[Step], block: tuple[int, int, int]) -> Program:
     while depth:
         close()
     stored = [(n, kind) for kind in ("r", "q", "h", "p") for n in pools[kind]]
-    return Program(_whole(lines, count, stored, block), actions, stored, block)
+    first = len(actions)
+    actions += [("final", name, "q") for name, _ in stored]
+    return Program(_whole(lines, count, stored, block, first), actions, stored, block)
 
 
 def _chosen(pool: list[str], choice: int) -> str:
@@ -383,7 +386,9 @@ def _shown(operand: object) -> str:
     return str(operand) if isinstance(operand, int) or str(operand).startswith("%") else f"%{operand}"
 
 
-def _whole(lines: list[str], count: dict[str, int], stored: list[tuple[str, str]], block: tuple[int, int, int]) -> str:
+def _whole(
+    lines: list[str], count: dict[str, int], stored: list[tuple[str, str]], block: tuple[int, int, int], first: int
+) -> str:
     threads = block[0] * block[1] * block[2]
     text = [f".reg .{REGISTER[kind]} %{kind}<{count[kind] + 1}>;" for kind in count] + [
         ".reg .b64 %table, %words, %out, %w<4>; .reg .b32 %i<9>; .reg .b16 %j;",
@@ -410,7 +415,8 @@ def _whole(lines: list[str], count: dict[str, int], stored: list[tuple[str, str]
         f"mul.lo.s32 %i1, %i1, {threads};",
         "mul.wide.u32 %w0, %i0, 8; add.s64 %w0, %out, %w0; mul.wide.u32 %w1, %i1, 8;",
     ]
-    for name, kind in stored:
+    for n, (name, kind) in enumerate(stored):
+        text.append(f".loc 1 {first + n + 1} 0")
         wide = {"q": f"mov.b64 %w2, %{name};", "r": f"cvt.u64.u32 %w2, %{name};", "h": f"cvt.u64.u16 %w2, %{name};",
                 "p": f"selp.b64 %w2, 1, 0, %{name};"}[kind]  # fmt: skip
         text.append(f"{wide} st.global.u64 [%w0], %w2; add.s64 %w0, %w0, %w1;")
@@ -446,6 +452,9 @@ def _interpret(
                     turns[later] = 0
             case ("param", str(name), str(which)):
                 values[name] = given[which]
+            case ("final", str(name), str(_)):
+                if log is not None:
+                    log.setdefault(n, {})[()] = values[name]
             case ("byte", str(name), int(place)):
                 values[name] = table[place // 4] >> 8 * (place % 4) & 255
             case ("table", str(name), str(index)):

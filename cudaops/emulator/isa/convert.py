@@ -135,7 +135,7 @@ def _float_to_float(g: Codegen, ins: Instruction, to: str, source: str) -> None:
     g.result(ins, value, to)
 
 
-@rule("cvta", "u32 u64", "to global shared local const param")
+@rule("cvta", "u64", "to global shared local const param")
 def cvta(g: Codegen, ins: Instruction) -> None:
     """Generic, global, const and local addresses are host addresses; those of shared memory and of parameters are
     offsets into the block's shared memory and into the argument block."""

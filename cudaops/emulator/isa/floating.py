@@ -95,14 +95,30 @@ def two_sum_error(g: Codegen, ty: str, a: str, b: str, s: str) -> str:
 @rule("div", FLOATS, "rn approx full ftz")
 def divide(g: Codegen, ins: Instruction) -> None:
     a, b = sources(g, ins, 2)
-    finish(g, ins, g.binary("fdiv", g.ty(ins.type), a, b))
+    ty = g.ty(ins.type)
+    value = g.binary("fdiv", ty, a, b)
+    if "approx" in ins.parts:  # beyond 2^126 the divisor's reciprocal is taken for 0
+        size = g.call("llvm.fabs", ins.type, b)
+        large = g.emit(f"fcmp ogt {ty} {size}, {g.constant('f32', 0x7E800000)}")
+        nothing = g.binary("fmul", ty, a, g.call("llvm.copysign", ins.type, g.constant("f32", 0), b))
+        finite = g.emit(f"fcmp olt {ty} {size}, {g.constant('f32', 0x7F800000)}")
+        beyond = g.emit(f"and {g.vector_of('i1')} {large}, {finite}")
+        value = g.emit(f"select {g.vector_of('i1')} {beyond}, {ty} {nothing}, {ty} {value}")
+    finish(g, ins, value)
+
+
+def one(g: Codegen, ins: Instruction) -> str:
+    return g.constant(ins.type, 0x3F800000 if ins.type == "f32" else 0x3FF0000000000000)
 
 
 @rule("rcp", FLOATS, "rn approx ftz")
 def reciprocal(g: Codegen, ins: Instruction) -> None:
+    ty = g.ty(ins.type)
+    if _gross(ins):
+        g.result(ins, _upper_half(g, g.binary("fdiv", ty, one(g, ins), _upper_half(g, g.src(ins, 1)))))
+        return
     (a,) = sources(g, ins, 1)
-    one = g.constant(ins.type, 0x3F800000 if ins.type == "f32" else 0x3FF0000000000000)
-    finish(g, ins, g.binary("fdiv", g.ty(ins.type), one, a))
+    finish(g, ins, g.binary("fdiv", ty, one(g, ins), a))
 
 
 @rule("sqrt", FLOATS, "rn approx ftz")
@@ -113,12 +129,33 @@ def square_root(g: Codegen, ins: Instruction) -> None:
 
 @rule("rsqrt", FLOATS, "approx ftz")
 def reciprocal_root(g: Codegen, ins: Instruction) -> None:
+    ty = g.ty(ins.type)
+    if _gross(ins):
+        root = g.call("llvm.sqrt", ins.type, _upper_half(g, g.src(ins, 1)))
+        g.result(ins, _upper_half(g, g.binary("fdiv", ty, one(g, ins), root)))
+        return
     (a,) = sources(g, ins, 1)
-    one = g.constant(ins.type, 0x3F800000 if ins.type == "f32" else 0x3FF0000000000000)
-    finish(g, ins, g.binary("fdiv", g.ty(ins.type), one, g.call("llvm.sqrt", ins.type, a)))
+    finish(g, ins, g.binary("fdiv", ty, one(g, ins), g.call("llvm.sqrt", ins.type, a)))
 
 
-@rule("ex2 lg2 sin cos tanh", "f32", "approx ftz")
+def _gross(ins: Instruction) -> bool:
+    """rcp and rsqrt.approx.ftz.f64 read and give the upper 32 bits alone."""
+    return "ftz" in ins.parts and ins.type == "f64"
+
+
+def _upper_half(g: Codegen, value: str) -> str:
+    """An f64 without the lower 32 bits; a subnormal becomes zero and keeps its sign."""
+    ty, integer, bools = g.ty("f64"), g.vector_of("i64"), g.vector_of("i1")
+    bits = g.emit(f"bitcast {ty} {value} to {integer}")
+    exponent = g.binary("and", integer, bits, g.splat("i64", 0x7FF << 52))
+    tiny = g.emit(f"icmp eq {integer} {exponent}, {g.splat('i64', 0)}")
+    cut, sign = (g.binary("and", integer, bits, g.splat("i64", m)) for m in (-(1 << 32), -(1 << 63)))
+    kept = g.emit(f"select {bools} {tiny}, {integer} {sign}, {integer} {cut}")
+    return g.emit(f"bitcast {integer} {kept} to {ty}")
+
+
+@rule("ex2 lg2 sin cos", "f32", "approx ftz")
+@rule("tanh", "f32", "approx")
 def transcendental(g: Codegen, ins: Instruction) -> None:
     (a,) = sources(g, ins, 1)
     finish(g, ins, g.call(f"cudaops.{ins.base}", "f32", a))

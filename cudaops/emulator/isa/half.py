@@ -179,7 +179,8 @@ def sign(g: Codegen, ins: Instruction) -> None:
     each(g, ins, 1, act)
 
 
-@rule("ex2 tanh", HALVES, "approx ftz")
+@rule("ex2", HALVES, "approx ftz")
+@rule("tanh", HALVES, "approx")
 def approximation(g: Codegen, ins: Instruction) -> None:
     def act(values: Sequence[str], kind: str) -> str:
         return narrow(g, g.call(f"cudaops.{ins.base}", "f32", widen(g, values[0], kind)), kind)
@@ -335,12 +336,10 @@ def _round(g: Codegen, ins: Instruction, value: str, kind: str) -> str:
 rule("cvt", TYPES, "rn rz rm rp rni rzi rmi rpi ftz sat relu")(_cvt)
 
 
-@rule("cvt", "f32", "rna rn rz relu satfinite", needs="tf32")
+@rule("cvt", "f32", "rna rn rz relu", needs="tf32")
 def cvt_tf32(g: Codegen, ins: Instruction) -> None:
     """An f32 with 10 fraction bits; rna rounds to nearest, ties away from zero."""
     word, single, bools = g.vector_of("i32"), g.ty("f32"), g.vector_of("i1")
-    if "satfinite" in ins.parts:
-        g.unsupported(ins, ".satfinite")
     value = clamped(g, ins, g.src(ins, 1, "f32"))
     bits = g.emit(f"bitcast {single} {value} to {word}")
     nan = g.emit(f"fcmp uno {single} {value}, {value}")

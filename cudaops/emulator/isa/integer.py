@@ -174,7 +174,8 @@ def cnot(g: Codegen, ins: Instruction) -> None:
     g.result(ins, g.emit(f"zext {g.vector_of('i1')} {is_zero} to {ty}"))
 
 
-@rule("shl shr", f"{BITS} {INTS}")
+@rule("shl", BITS)
+@rule("shr", f"{BITS} {INTS}")
 def shift(g: Codegen, ins: Instruction) -> None:
     """Counts past the width give 0 (signed shr: the sign); LLVM's own shifts would be undefined there."""
     t = ins.type

@@ -19,12 +19,17 @@ from cudaops.emulator.ptx import TYPE_BITS, Instruction, Mem, Operand, Sym, Vec
 if TYPE_CHECKING:
     from cudaops.emulator.codegen import Codegen
 
-SPACES = "param param::entry global shared shared::cta local const"
-HINTS = (
-    "nc ca cg cs lu cv wb wt volatile relaxed weak acquire release cta gpu sys cluster mmio v2 v4 "
+ORDER = "volatile relaxed weak cta gpu sys cluster mmio v2 v4"
+EVICTION = (
     "L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate "
-    "L2::evict_normal L2::evict_first L2::evict_last L2::64B L2::128B L2::256B L2::cache_hint"
+    "L2::evict_normal L2::evict_first L2::evict_last L2::cache_hint"
 )
+LOADS = (
+    "global shared shared::cta local const param param::entry acquire nc ca cg cs lu cv L2::64B L2::128B L2::256B "
+    f"{ORDER} {EVICTION}"
+)
+STORES = f"global shared shared::cta local release wb cg cs wt {ORDER} {EVICTION}"
+TYPES = f"{BITS} {INTS} b8 s8 u8 f32 f64"
 EXTENTS = ("global", "shared", "local", "const", "param")
 WIDEST_HULL = 160  # elements: a wider spread of the lanes is gathered
 
@@ -57,10 +62,14 @@ def access(g: Codegen, ins: Instruction, register: Operand) -> Access:
     if not space:
         space = "generic"
     items = register.items if isinstance(register, Vec) else (register,)
+    width = next((int(p[1]) for p in ins.parts if p in ("v2", "v4")), 1)
+    if len(items) != width and ins.base in ("ld", "ldu", "st"):
+        g.unsupported(ins, f"an access of {width} elements to {len(items)} registers")
     return Access(ins, "global" if space == "const" else space, ins.type, items, g.analysis.addresses[id(ins)][0])
 
 
-@rule("ld ldu", f"{BITS} {INTS} b8 s8 u8 f32 f64", f"{SPACES} {HINTS}")
+@rule("ld", TYPES, LOADS)
+@rule("ldu", TYPES, "global v2 v4")
 def ld(g: Codegen, ins: Instruction) -> None:
     source = ins.operands[1]
     assert isinstance(source, Mem)
@@ -81,7 +90,7 @@ def ld(g: Codegen, ins: Instruction) -> None:
         g.write(item, value, a.type, vector=not a.address.uniform)
 
 
-@rule("st", f"{BITS} {INTS} b8 s8 u8 f32 f64", f"{SPACES} {HINTS}")
+@rule("st", TYPES, STORES)
 def st(g: Codegen, ins: Instruction) -> None:
     target = ins.operands[0]
     assert isinstance(target, Mem)
@@ -321,7 +330,8 @@ def _store_varying(g: Codegen, a: Access, addresses: str, values: list[str]) -> 
         g.out_of_line_store(a, places, value)
 
 
-@rule("prefetch prefetchu", "", "global local L1 L2 L2::evict_last L2::evict_normal")
+@rule("prefetch", "", "global local L1 L2 L2::evict_last L2::evict_normal")
+@rule("prefetchu", "", "L1")
 def prefetch(g: Codegen, ins: Instruction) -> None:
     """A hint."""
 

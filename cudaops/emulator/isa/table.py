@@ -41,6 +41,19 @@ def rule(bases: str, types: str, modifiers: str = "", needs: str = "") -> Callab
     return register
 
 
+# How many operands an instruction has, its result counted; opcodes that are not here look at theirs themselves.
+_COUNTS = {
+    (2,): "abs neg not cnot rcp sqrt rsqrt ex2 lg2 sin cos tanh clz popc brev bfind testp mov cvta",
+    (3,): "add sub mul mul24 div rem min max and or xor shl shr bmsk copysign",
+    (4,): "mad mad24 fma sad selp slct shf bfe prmt dp4a",
+    (5,): "bfi lop3",
+    (2, 3): "cvt ld st vote",
+    (3, 4): "setp set",
+    (4, 5): "shfl",
+}
+OPERANDS = {base: counts for counts, bases in _COUNTS.items() for base in bases.split()}
+
+
 LATER = {
     "wgmma": "the Hopper instructions",
     "setmaxnreg": "the Hopper instructions",
@@ -60,6 +73,12 @@ def lookup(ins: Instruction) -> Rule:
     parts = ins.parts[1:]
     for candidate in rules:
         if candidate.needs <= set(parts) and all(p in candidate.types or p in candidate.modifiers for p in parts):
+            counts = OPERANDS.get(ins.base, ())
+            if counts and "cc" not in parts and len(ins.operands) not in counts:
+                raise EmulatorError(
+                    f"{where}: PTX instruction `{ins}` has {len(ins.operands)} operands; the emulator knows {ins.base} "
+                    f"with {' or '.join(map(str, counts))}"
+                )
             return candidate
     known = sorted(set().union(*(r.types | r.modifiers for r in rules)))
     odd = [p for p in parts if p not in known] or list(parts)

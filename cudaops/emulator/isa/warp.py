@@ -107,7 +107,8 @@ def bar_warp(g: Codegen, ins: Instruction) -> None:
         g.line(f"call void {g.field('tick_warp', 'ptr')}(ptr %ctx)")
 
 
-@rule("membar fence", "", "cta gl sys gpu acq_rel sc cluster acquire release")
+@rule("membar", "", "cta gl sys")
+@rule("fence", "", "cta gpu sys cluster acq_rel sc acquire release")
 def fence(g: Codegen, ins: Instruction) -> None:
     g.line("fence seq_cst")
     if g.checks is Checks.SANITIZER and not {"cta"} & set(ins.parts):
