@@ -157,7 +157,7 @@ def launch(plan: Plan, tensors: Sequence[torch.Tensor]) -> None:
             check_tensor(ready.entry, len(addresses), tensor, device)
         addresses.append(address)
         if on_cpu:
-            # The first tensor is the output: what it holds before the launch is nobody's business, the sanitizer says so.
+            # The first tensor is the output: a kernel that reads it before it wrote it is a finding of the sanitizer.
             buffers.append(ready.buffer(address, extent(tensor), name, len(addresses) > 1))
     go(ready, plan, prepared.pointers.pack(*addresses) + prepared.tail, device, buffers)
 

@@ -29,7 +29,8 @@ class Row:
     Arguments:
         name: its dotted name, the first if there are several; `''` is the model itself.
         type: its class's name.
-        kernel: the kernel its forward launches, or the family (matmul_*) its plan chooses from; None where the forward is torch's (or someone else's).
+        kernel: the kernel its forward launches, or the family (matmul_*) its plan chooses from; None where the
+            forward is torch's (or someone else's).
         reason: why it was not swapped, or what to know of a swapped one; else `''`.
         calls: how often its forward ran on our kernel, when the report was made.
         names: all its names.

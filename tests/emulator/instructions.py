@@ -43,7 +43,7 @@ def signature(opcode: str) -> Signature:
     if base in ("clz", "popc", "bfind"):
         return Signature(("u32",), (type_,))
     if base == "setp":
-        pair = parts[1] in COMPARISONS and type_ == "s32" or type_.endswith("x2")
+        pair = (parts[1] in COMPARISONS and type_ == "s32") or type_.endswith("x2")
         return Signature(("pred", "pred") if pair else ("pred",), (type_, type_, *joined))
     if base == "set":
         return Signature((parts[-2],), (type_, type_, *joined))
@@ -61,8 +61,8 @@ def signature(opcode: str) -> Signature:
 
 
 _COUNT = {
-    **dict.fromkeys("abs neg not cnot brev mov rcp sqrt rsqrt ex2 lg2 sin cos tanh".split(), 1),
-    **dict.fromkeys("fma sad shf prmt lop3".split(), 3),
+    **dict.fromkeys(["abs", "neg", "not", "cnot", "brev", "mov", "rcp", "sqrt", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh"], 1),
+    **dict.fromkeys(["fma", "sad", "shf", "prmt", "lop3"], 3),
 }
 _REGISTER = {1: "pred", 8: "b16", 16: "b16", 32: "b32", 64: "b64"}  # 8-bit values live in 16-bit registers
 

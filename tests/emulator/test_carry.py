@@ -85,15 +85,17 @@ def test_product_and_sum_by_mad(bits: int) -> None:
         assert number(z, bits) == expected % (1 << (3 * bits))
 
 
-def test_high_word_with_carry_of_signed_operands() -> None:
-    body = "add.cc.u32 %d0, %a0, %b0; madc.hi.s32 %d1, %a1, %b1, %a0;"
-    a, b = digits(32, 2, THREADS), digits(32, 2, THREADS)
-    out = harness.poisoned((THREADS, 2), np.uint32)
-    harness.run(chain(body, {"a": 2, "b": 2}, 2, 32), 1, THREADS, out, a, b)
-    carry = (a[:, 0].astype(np.uint64) + b[:, 0]) >> np.uint64(32)
-    high = (a[:, 1].astype(np.int32).astype(np.int64) * b[:, 1].astype(np.int32)) >> 32
-    expected = high + a[:, 0].astype(np.int64) + carry.astype(np.int64)
-    np.testing.assert_array_equal(out[:, 1], expected.astype(np.uint32))
+@pytest.mark.parametrize("bits", [32, 64])
+def test_high_word_with_carry_of_signed_operands(bits: int) -> None:
+    body = f"add.cc.u{bits} %d0, %a0, %b0; madc.hi.s{bits} %d1, %a1, %b1, %a0;"
+    a, b = digits(bits, 2, THREADS), digits(bits, 2, THREADS)
+    out = harness.poisoned((THREADS, 2), a.dtype)
+    harness.run(chain(body, {"a": 2, "b": 2}, 2, bits), 1, THREADS, out, a, b)
+    signed = a.view(f"i{bits // 8}"), b.view(f"i{bits // 8}")
+    for t in range(THREADS):
+        carry = (int(a[t, 0]) + int(b[t, 0])) >> bits
+        high = int(signed[0][t, 1]) * int(signed[1][t, 1]) >> bits
+        assert int(out[t, 1]) == (high + int(a[t, 0]) + carry) % (1 << bits)
 
 
 def test_uniform_chain_and_carry_kept_over_other_instructions() -> None:

@@ -11,7 +11,7 @@ from cudaops.emulator.control import Flow, results
 from cudaops.emulator.lanes import LANE, ZERO, Geometry, LaneAnalysis, Lanes
 from cudaops.emulator.ptx import parse
 from tests.emulator import c_expressions, harness
-from tests.emulator.integer_programs import BLOCKS, COMPOUNDS, CONSTANTS, STEPS, TABLE_WORDS, Program, Step, build
+from tests.emulator.integer_programs import BLOCKS, CONSTANTS, STEPS, TABLE_WORDS, Program, Step, build
 
 HEADER = """
 .reg .pred %p<9>; .reg .b16 %h<20>; .reg .b32 %r<40>; .reg .b64 %q<40>; .reg .f32 %f<9>;

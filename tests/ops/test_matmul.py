@@ -87,7 +87,7 @@ def poisoned() -> Iterator[None]:
 
 
 def thinned(cases: Iterable[str]) -> list[tuple[str, torch.dtype]]:
-    """Every case for float32, every fourth for each other dtype, from another start each: kernels take time to compile."""
+    """Every case for float32, every fourth for each other dtype, each from another start: compiling takes time."""
     names = list(cases)
     return [(name, dtype) for first, dtype in enumerate(DTYPE) for name in (names[first::4] if first else names)]
 
