@@ -223,6 +223,24 @@ ARCH_LIMITS: dict[str, ArchLimits] = {
 }
 
 
+# Streaming multiprocessors of the arch's usual part (T4, A100, RTX 3090, RTX 4090, H100, B200, B300, RTX 5090).
+_SM_COUNTS = {
+    "sm_75": 40,
+    "sm_80": 108,
+    "sm_86": 82,
+    "sm_89": 128,
+    "sm_90": 132,
+    "sm_100": 148,
+    "sm_103": 148,
+    "sm_120": 170,
+}
+
+
+def sm_count(arch: str) -> int:
+    """How many SMs a GPU of `arch` usually has, for choosing a configuration; those of an A100 where it is unknown."""
+    return _SM_COUNTS.get(arch.rstrip("af"), _SM_COUNTS["sm_80"])
+
+
 def limits_of(arch: str) -> ArchLimits:
     """The limits of `arch`; the family suffix (`sm_90a`) does not matter.
 

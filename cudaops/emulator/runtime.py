@@ -23,6 +23,7 @@ from cudaops.emulator.access import Site
 from cudaops.emulator.codegen import Codegen, Generated
 from cudaops.emulator.faults import Buffer, Place
 from cudaops.emulator.inline import inline
+from cudaops.emulator.isa import TABLE, lookup
 from cudaops.emulator.lanes import WARP, Geometry
 from cudaops.emulator.options import Checks
 from cudaops.emulator.ptx import MALFORMED, Module, parse
@@ -142,6 +143,9 @@ def generate(
     try:
         return Codegen(module, inline(module, function), geometry, dynamic_shared, checks).generate("cudaops_kernel")
     except MALFORMED as error:
+        for ins in (i for block in function.blocks for i in block.instructions):
+            if ins.base in TABLE:
+                lookup(ins)  # raises where it is an instruction that is wrong, and names it
         raise EmulatorError(
             f"kernel {entry}: its PTX is damaged, or of a form that the emulator does not know: {error!r}"
         ) from error

@@ -53,6 +53,9 @@ entry:{_field("slots", "%slots", "ptr")}{_field("launch", "%launch", "ptr")}
   %slot.bytes = mul i64 %slot64, {layout.SLOT_BYTES}
   %mine = getelementptr i8, ptr %slots, i64 %slot.bytes
   %end = add i64 %start, %bytes
+  %wraps = icmp ult i64 %end, %start
+  br i1 %wraps, label %no, label %begin
+begin:
   %want.shared = and i32 %spaces, {SPACES["shared"]}
   %try.shared = icmp ne i32 %want.shared, 0
   br i1 %try.shared, label %shared, label %not.shared

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from cudaops.errors import LaunchError
 from cudaops.ops.conv_shapes import check_grad, dense_strides, is_dense, output_shape, suggests_channels_last
-from cudaops.plan import DTYPES, KernelSource, LaunchConfig, Plan, TensorSpec
+from cudaops.plan import DTYPES, KernelSource, LaunchConfig, Plan, TensorSpec, sm_count
 
 Pair = tuple[int, int]
 Padding = tuple[int, int, int, int]  # top, left, bottom, right
@@ -70,18 +70,6 @@ CONV_CONFIGS: dict[int, tuple[ConvConfig, ...]] = {
         ConvConfig(64, 64, 16, 16, 2, 16, "8-byte elements: twice the registers, so half the step"),
         ConvConfig(4, 128, 16, 4, 1, 16, "a channel or a few in a group (depthwise): no rows to waste"),
     ),
-}
-
-# Streaming multiprocessors of the arch's usual part (T4, A100, RTX 3090, RTX 4090, H100, B200, B300, RTX 5090).
-_SMS = {
-    "sm_75": 40,
-    "sm_80": 108,
-    "sm_86": 82,
-    "sm_89": 128,
-    "sm_90": 132,
-    "sm_100": 148,
-    "sm_103": 148,
-    "sm_120": 170,
 }
 
 
@@ -349,7 +337,7 @@ def _plan(
     config = _choose(g, groups, itemsize, along_k)
     tiles_m, tiles_n = -(-g.m // config.bm), -(-g.n // config.bn)
     blocks = tiles_m * tiles_n * groups * g.phases
-    splits = _splits(blocks, g.k, config.bk, _SMS.get(arch.rstrip("af"), 108))
+    splits = _splits(blocks, g.k, config.bk, sm_count(arch))
     taps = axes[0].taps * axes[1].taps
     last = splits == 1
     numel = math.prod(c.shape)

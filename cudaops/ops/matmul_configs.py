@@ -152,7 +152,7 @@ class SkinnyConfig:
 
 
 def skinny_config(
-    rows: int, columns: int, k: int, k_lanes: bool, width: int, itemsize: int, sm_count: int
+    rows: int, columns: int, k: int, k_lanes: bool, width: int, itemsize: int, sms: int
 ) -> SkinnyConfig | None:
     """The configuration for `rows` x `columns` outputs (of all batches) of `k` products; None: a tile does better."""
     fitting = [each for each in _SKINNY_ROWS[itemsize] if each >= rows]
@@ -164,6 +164,6 @@ def skinny_config(
         return None  # lanes without an element
     at_once = min(4, _SKINNY_OUTPUTS[itemsize] // fitting[0])
     warps = -(-columns // at_once)
-    if warps < _BUSY_WARPS * sm_count and k >= 8 * LANES * width:  # too few to be busy, and a step for each of 8
+    if warps < _BUSY_WARPS * sms and k >= 8 * LANES * width:  # too few to be busy, and a step for each of 8
         return SkinnyConfig(fitting[0], 8, 8, True, at_once, width)
     return SkinnyConfig(fitting[0], 4, 1, True, at_once, width)

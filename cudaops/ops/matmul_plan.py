@@ -16,23 +16,11 @@ from cudaops.ops.matmul_configs import (
     skinny_config,
 )
 from cudaops.ops.matmul_problem import MAX_BATCH_DIMS, Operand, Problem, problem_of
-from cudaops.plan import DTYPES, MAX_GRID, KernelSource, LaunchConfig, Plan, TensorSpec
+from cudaops.plan import DTYPES, MAX_GRID, KernelSource, LaunchConfig, Plan, TensorSpec, sm_count
 
 _INT_MAX = 2**31 - 1 - 1024  # leaves room for a tile beyond the end
 _RASTER_ROWS = 8  # tile rows that neighbouring blocks share, as in the kernel
 _ACTIVATIONS = {None: 0, "relu": 1}
-
-# SMs of the largest common GPU of an arch. Only the choice of configuration depends on them.
-_SM_COUNTS = {
-    "sm_75": 72,
-    "sm_80": 108,
-    "sm_86": 84,
-    "sm_89": 128,
-    "sm_90": 132,
-    "sm_100": 148,
-    "sm_103": 148,
-    "sm_120": 170,
-}
 
 
 def plan_matmul(
@@ -72,8 +60,8 @@ def plan_matmul(
             "make the operands contiguous"
         )
     itemsize, ctype = DTYPES[input.dtype]
-    sm_count = _SM_COUNTS.get(arch.rstrip("af"), _SM_COUNTS["sm_80"])
-    launch = _skinny(problem, itemsize, sm_count, config) or _tiled(problem, itemsize, sm_count, config, op)
+    sms = sm_count(arch)
+    launch = _skinny(problem, itemsize, sms, config) or _tiled(problem, itemsize, sms, config, op)
     bias_stride = bias.strides[-1] if bias is not None and bias.shape and bias.shape[-1] > 1 else 0
     fits = max(launch.problem.largest, bias_stride, launch.blocks * _RASTER_ROWS) <= _INT_MAX
     defines = {
@@ -92,7 +80,7 @@ def plan_matmul(
         ),
         config=LaunchConfig((-(-launch.blocks // grid_y), grid_y, 1), (launch.threads, 1, 1)),
         scalars=launch.problem.scalars(bias_stride),
-        reason=f"{launch.reason}: {launch.blocks} blocks for {sm_count} SMs",
+        reason=f"{launch.reason}: {launch.blocks} blocks for {sms} SMs",
     )
 
 
@@ -136,7 +124,7 @@ def _load(operand: Operand, k: int, pack: int) -> _Load:
     return _Load(k_fast, pack if operand.allows(pack, extent, slow_stride, PACK_BYTES) else 1, True)
 
 
-def _tiled(problem: Problem, itemsize: int, sm_count: int, name: str | None, op: str) -> _Launch:
+def _tiled(problem: Problem, itemsize: int, sms: int, name: str | None, op: str) -> _Launch:
     legal = [config for config in MATMUL_CONFIGS if is_legal(config, itemsize) and name in (None, config.name)]
     if not legal:
         known = ", ".join(config.name for config in MATMUL_CONFIGS if is_legal(config, itemsize))
@@ -146,7 +134,7 @@ def _tiled(problem: Problem, itemsize: int, sm_count: int, name: str | None, op:
     # of equals: the least work, then as given, then the larger tile
     config, swap = min(
         ((config, swap) for swap in (False, True) for config in legal),
-        key=lambda choice: _cost(choice[0], problem.swapped() if choice[1] else problem, sm_count),
+        key=lambda choice: _cost(choice[0], problem.swapped() if choice[1] else problem, sms),
     )
     problem = problem.swapped() if swap else problem
     pack, run = PACK_BYTES // itemsize, config.run(itemsize)
@@ -183,17 +171,17 @@ def _tiles(config: MatmulConfig, problem: Problem) -> int:
     return -(-problem.a.outer // config.bm) * -(-problem.b.outer // config.bn) * problem.batches
 
 
-def _cost(config: MatmulConfig, problem: Problem, sm_count: int) -> tuple[float, int]:
+def _cost(config: MatmulConfig, problem: Problem, sms: int) -> tuple[float, int]:
     """Time of the busiest SM, which gets its share of the blocks, rounded up; then the work of all. Both in outputs."""
     blocks = _tiles(config, problem)
-    rounds = -(-blocks // sm_count)
+    rounds = -(-blocks // sms)
     return rounds * config.bm * config.bn / config.speed, blocks * config.bm * config.bn
 
 
 # ---- few rows ----
 
 
-def _skinny(problem: Problem, itemsize: int, sm_count: int, name: str | None) -> _Launch | None:
+def _skinny(problem: Problem, itemsize: int, sms: int, name: str | None) -> _Launch | None:
     """The launch of matmul_skinny, where one side has few enough rows and the sum is long enough for its lanes."""
     if name not in (None, SKINNY):
         return None
@@ -208,9 +196,9 @@ def _skinny(problem: Problem, itemsize: int, sm_count: int, name: str | None) ->
     else:
         unit = True
         # narrow where wide loads would leave SMs without a block
-        wide = b.allows(pack, b.outer, b.k_stride, PACK_BYTES) and b.outer * problem.batches >= 32 * pack * sm_count
+        wide = b.allows(pack, b.outer, b.k_stride, PACK_BYTES) and b.outer * problem.batches >= 32 * pack * sms
     width = pack if wide else 1
-    config = skinny_config(a.outer, b.outer * problem.batches, k, k_lanes, width, itemsize, sm_count)
+    config = skinny_config(a.outer, b.outer * problem.batches, k, k_lanes, width, itemsize, sms)
     if config is None:
         return None
     return _Launch(
