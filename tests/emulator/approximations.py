@@ -57,10 +57,11 @@ FLUSHED = [
     Approximation(a.opcode.replace(".approx", ".approx.ftz"), a.exact, a.relative, a.absolute, a.low, a.high, a.special)
     for a in SINGLE if not a.opcode.startswith("tanh")
 ]  # fmt: skip
+INVERSE = {INF["f64"]: 0, 0: INF["f64"], 1 << 63: INF["f64"] | 1 << 63}
 DOUBLE = [
-    Approximation("rsqrt.approx.f64", _reciprocal_root, 2.0**-51, low=0, special={INF["f64"]: 0, 0: INF["f64"]}),
-    Approximation("rcp.approx.ftz.f64", lambda x: 1 / x, 2.0**-19, special={INF["f64"]: 0, 0: INF["f64"]}),
-    Approximation("rsqrt.approx.ftz.f64", _reciprocal_root, 2.0**-19, low=0, special={INF["f64"]: 0, 0: INF["f64"]}),
+    Approximation("rsqrt.approx.f64", _reciprocal_root, 2.0**-51, low=0, special=INVERSE),
+    Approximation("rcp.approx.ftz.f64", lambda x: 1 / x, 2.0**-19, special=INVERSE),
+    Approximation("rsqrt.approx.ftz.f64", _reciprocal_root, 2.0**-19, low=0, special=INVERSE),
 ]
 HALF = [
     Approximation("ex2.approx.f16", _power, 2.0**-9.9, special={0x7C00: 0x7C00, 0xFC00: 0, 0: 0x3C00}),

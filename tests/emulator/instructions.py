@@ -61,7 +61,9 @@ def signature(opcode: str) -> Signature:
 
 
 _COUNT = {
-    **dict.fromkeys(["abs", "neg", "not", "cnot", "brev", "mov", "rcp", "sqrt", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh"], 1),
+    **dict.fromkeys(
+        ["abs", "neg", "not", "cnot", "brev", "mov", "rcp", "sqrt", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh"], 1
+    ),
     **dict.fromkeys(["fma", "sad", "shf", "prmt", "lop3"], 3),
 }
 _REGISTER = {1: "pred", 8: "b16", 16: "b16", 32: "b32", 64: "b64"}  # 8-bit values live in 16-bit registers

@@ -157,10 +157,28 @@ def test_red(op: str, kind: str, space: str) -> None:
     check(op, kind, space, "red")
 
 
-@pytest.mark.parametrize("hint", [".relaxed.gpu", ".acquire.cta", ".release.sys", ".acq_rel.gpu"])
-def test_orders_and_scopes(hint: str) -> None:
-    check("add", "u32", "global", "atom", hint)
-    check("xor", "b64", "shared", "atom", hint)
+@pytest.mark.parametrize("base", ["atom", "red"])
+@pytest.mark.parametrize("hint", [".relaxed.gpu", ".acquire.cta", ".release.sys", ".acq_rel.cluster"])
+def test_orders_and_scopes(hint: str, base: str) -> None:
+    check("add", "u32", "global", base, hint)
+    check("xor", "b64", "shared", base, hint)
+
+
+def test_cache_policy_and_the_long_name_of_shared_memory() -> None:
+    """The policy is one operand more, which is no value."""
+    kernel = harness.ptx(
+        """
+        .shared .align 4 .b32 sh;
+        .reg .b32 %x; .reg .b64 %p, %policy;
+        ld.param.u64 %p, [out]; mov.b64 %policy, 77; st.shared::cta.b32 [sh], 1;
+        atom.global.add.L2::cache_hint.u32 %x, [%p], 3, %policy; red.global.add.L2::cache_hint.u32 [%p+4], 5, %policy;
+        atom.global.cas.L2::cache_hint.b32 %x, [%p+8], 9, 4, %policy;
+        atom.shared::cta.add.u32 %x, [sh], 2; red.shared::cta.add.u32 [sh], 2; ld.shared.b32 %x, [sh];
+        st.global.b32 [%p+12], %x; ret;"""
+    )
+    out = np.array([10, 20, 9, 0], U32)
+    harness.run(kernel, 1, 1, out)
+    assert out.tolist() == [13, 25, 4, 5]
 
 
 def test_compare_and_swap_takes_one_lane() -> None:

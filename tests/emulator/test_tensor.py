@@ -258,7 +258,7 @@ def registers(count: int) -> tuple[str, str]:
 def matrix_kernel(count: int, trans: bool, store: bool) -> harness.Kernel:
     """Shared memory <- `memory` (1024 bytes); ldmatrix or stmatrix at `rows[lane]`; registers or memory back."""
     declared, items = registers(count)
-    form = f"sync.aligned.m8n8.x{count}{'.trans' if trans else ''}.shared.b16"
+    form = f"sync.aligned.m8n8.x{count}{'.trans' if trans else ''}.shared{'::cta' if count == 2 else ''}.b16"
     at = "\n".join(
         f"{'ld' if store else 'st'}.global.b32 "
         + (f"%r{n}, [%q+{4 * n}];" if store else f"[%q+{4 * n}], %r{n};")
@@ -379,15 +379,26 @@ def test_movmatrix_transposes() -> None:
 
 # -- cp.async ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize(("how", "size"), [("ca", 4), ("ca", 8), ("ca", 16), ("cg", 16)])
+@pytest.mark.parametrize(
+    ("how", "size"),
+    [
+        *(("ca.shared.global", size) for size in (4, 8, 16)),
+        ("cg.shared.global", 16),
+        ("cg.shared::cta.global.L2::128B", 16),
+        ("ca.shared.global.L2::64B", 8),
+        ("cg.shared.global.L2::256B", 16),
+        ("cg.shared.global.L2::cache_hint", 16),
+    ],
+)
 def test_cp_async_fills_zeros_past_the_source_size(how: str, size: int, dynamic: bool) -> None:
+    policy = ", 0x14F0000000000000" if "cache_hint" in how else ""
     source = f"""__global__ void k(u8* o, const u8* x, const int* sizes) {{
         extern __shared__ __align__(16) u8 s[];
         int t = threadIdx.x, n = sizes[t];
         for (int i = 0; i < {size}; i++) s[{size} * t + i] = 0xEE;
         __syncwarp();
         u32 to = (u32)__cvta_generic_to_shared(s + {size} * t);
-        asm volatile("cp.async.{how}.shared.global [%0], [%1], {size}{", %2" if dynamic else ""};"
+        asm volatile("cp.async.{how} [%0], [%1], {size}{", %2" if dynamic else ""}{policy};"
             :: "r"(to), "l"(x + {size} * t){', "r"(n)' if dynamic else ""});
         asm volatile("cp.async.commit_group;");
         asm volatile("cp.async.wait_group 0;");

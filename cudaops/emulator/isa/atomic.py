@@ -13,22 +13,22 @@ from cudaops.emulator.ptx import TYPE_BITS, Instruction, Mem, Operand, Sym
 if TYPE_CHECKING:
     from cudaops.emulator.codegen import Codegen
 
-WHERE = (
-    "global shared shared::cta relaxed acquire release acq_rel cta gpu sys cluster noftz "
-    "L2::cache_hint L2::evict_first L2::evict_last"
-)
+WHERE = "global shared shared::cta relaxed acquire release acq_rel cta gpu sys cluster noftz L2::cache_hint"
 INTEGER = {
     "and": "and", "or": "or", "xor": "xor", "exch": "xchg", "add": "add", "inc": "uinc_wrap", "dec": "udec_wrap",
     "smin": "min", "smax": "max", "umin": "umin", "umax": "umax",
 }  # fmt: skip
 
 
-@rule("atom red", "b32 u32 s32 b64 u64 s64 f32 f64", f"{WHERE} and or xor exch add inc dec min max cas")
+@rule("atom", "b32 u32 s32 b64 u64 s64 f32 f64", f"{WHERE} and or xor add inc dec min max exch cas")
+@rule("red", "b32 u32 s32 b64 u64 s64 f32 f64", f"{WHERE} and or xor add inc dec min max")
 @rule("atom red", "f16 bf16 f16x2 bf16x2", WHERE, needs="add noftz")
 @rule("atom", "b16", WHERE, needs="cas")
 def atomic(g: Codegen, ins: Instruction) -> None:
     has_result = ins.base == "atom"
     operands = ins.operands[1:] if has_result else ins.operands
+    if "L2::cache_hint" in ins.parts:
+        operands = operands[:-1]
     target = operands[0]
     assert isinstance(target, Mem)
     a = access(g, ins, ins.operands[0] if has_result else operands[1])

@@ -263,7 +263,8 @@ def cp_async(g: Codegen, ins: Instruction) -> None:
     assert isinstance(source, Mem)
     assert isinstance(size, Imm)
     g.vector = True
-    count = g.read(ins.operands[3], "b32", vector=True) if len(ins.operands) > 3 else None
+    more = ins.operands[3 : -1 if "L2::cache_hint" in ins.parts else None]  # the cache policy says nothing here
+    count = g.read(more[0], "b32", vector=True) if more else None
     to, origin = g.address_vector(target, "shared"), g.address_vector(source, "global")
     g.require_alignment(ins, "shared", to, size.value, 32)
     g.require_alignment(ins, "global", origin, size.value, 32)
