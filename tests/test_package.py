@@ -66,7 +66,7 @@ def test_the_wheel_says_what_it_needs(wheel: Path) -> None:
     assert metadata["Version"] == cudaops.__version__
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "MIT"
-    assert {"torch>=2.11", "numpy", "llvmlite"} <= set(metadata.get_all("Requires-Dist"))
+    assert {"torch>=2.11", "numpy", "llvmlite>=0.45"} <= set(metadata.get_all("Requires-Dist"))
     assert set(metadata.get_all("Provides-Extra")) == {"cuda12", "cuda13", "demo", "test"}
     for extra in ("12", "13"):
         needs = {
