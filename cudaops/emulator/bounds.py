@@ -7,6 +7,7 @@ else has one value of the analysis for the whole function.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cudaops.emulator.control import Flow, results
@@ -111,3 +112,20 @@ def narrowed(
 
 def _down(value: int, zeros: int) -> int:
     return value >> zeros << zeros
+
+
+def widened(old: tuple[int, int] | None, low: int, high: int, zeros: int, limits: Iterable[int]) -> Interval:
+    """[low, high], grown from `old`, stretched to where a loop that is left at one of `limits` would end: one step
+    before it, or at it."""
+    unit = 1 << zeros
+    if old is None or old[1] != high:
+        above = [end for limit in limits for end in (_down(limit - 1, zeros), _down(limit, zeros)) if end >= high]
+        if not above:
+            return None, None
+        high = min(above)
+    if old is None or old[0] != low:
+        below = [end for limit in limits for end in (_down(limit + unit, zeros), limit) if end <= low]
+        if not below:
+            return None, None
+        low = max(below)
+    return low, high

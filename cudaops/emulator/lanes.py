@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from cudaops.emulator.bounds import Counters, narrowed
+from cudaops.emulator.bounds import Counters, narrowed, widened
 from cudaops.emulator.control import Flow, results, sources
 from cudaops.emulator.ptx import TYPE_BITS, Imm, Instruction, Mem, Operand, Pair, Reg, Special, Sym
 
@@ -311,17 +311,18 @@ class LaneAnalysis:
         return entry
 
     def _widened(self, b: int, name: str, lanes: Lanes, rounds: dict[object, int]) -> Lanes:
-        """Never less than in the last round; after some growth the next constant it is compared with, then anything."""
+        """Never less than in the last round; after some growth up to a constant it is compared with, then anything."""
         old = self.entries.get((b, name))
         new = join(old, lanes)
         if new != old:
             rounds[b, name] = count = rounds.get((b, name), 0) + 1
             if count > 8 and new.low is not None and new.high is not None:
-                above = [limit for limit in self.counters.limits.get(name, ()) if limit >= new.high]
-                if above and count < 16 and (old is None or old.low == new.low):
-                    new = Lanes(new.offsets, new.low, min(above), new.zeros)
-                else:
-                    new = Lanes(new.offsets, None, None, new.zeros)
+                limits = self.counters.limits.get(name, ()) if count < 16 else ()
+                new = Lanes(
+                    new.offsets,
+                    *widened(old.interval if old is not None else None, new.low, new.high, new.zeros, limits),
+                    new.zeros,
+                )
             self.entries[b, name] = new
         return new
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,13 @@ from cudaops.emulator.ptx import Instruction
 from tests.emulator import harness
 
 
-@pytest.fixture(autouse=True, scope="session")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+@pytest.fixture(scope="session")
+def emulator_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cudaops")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(emulator_cache: Path) -> Iterator[None]:
     look_up = codegen.lookup
 
     def recorded(ins: Instruction) -> Rule:
@@ -21,7 +27,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         return look_up(ins)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDAOPS_CACHE_DIR", str(tmp_path_factory.mktemp("cudaops")))
+        patch.setenv("CUDAOPS_CACHE_DIR", str(emulator_cache))
         patch.setattr(codegen, "lookup", recorded)
         yield
 

@@ -263,6 +263,14 @@ def _extremum(parts: list[str], type_: str, a: int, b: int) -> int:
     return _with_sign(parts, type_, a, b, order[0] if parts[0] == "min" else order[1])
 
 
+def _absolute(parts: list[str], type_: str, a: int) -> int:
+    return NAN if is_nan(a, type_) else a & (sign_bit(type_) - 1)
+
+
+def _negative(parts: list[str], type_: str, a: int) -> int:
+    return NAN if is_nan(a, type_) else a ^ sign_bit(type_)
+
+
 def _with_sign(parts: list[str], type_: str, a: int, b: int, result: int) -> int:
     if "xorsign" not in parts:
         return result
@@ -336,7 +344,7 @@ def _testp(parts: list[str], a: int) -> int:
             "infinite": size == INF[type_],
             "number": size <= INF[type_],
             "notanumber": size > INF[type_],
-            "normal": least <= size < INF[type_],
+            "normal": least <= size < INF[type_] or size == 0,
             "subnormal": 0 < size < least,
         }[parts[1]]
     )
@@ -438,9 +446,9 @@ def _mad24(parts: list[str], a: int, b: int, c: int = 0) -> int:
 
 
 def _div(parts: list[str], type_: str, a: int, b: int) -> int:
-    """Towards zero; by zero all ones, and the dividend is the rest."""
+    """Towards zero; by zero all ones, the remainder too."""
     if b == 0:
-        return -1 if parts[0] == "div" else a
+        return -1
     quotient = abs(a) // abs(b)
     if (a < 0) != (b < 0):
         quotient = -quotient
@@ -536,8 +544,8 @@ MEANING: dict[str, Callable[..., int]] = {
     "sqrt": _float(_root),
     "min": _both(_integers(lambda parts, type_, a, b: min(a, b)), _float(_extremum)),
     "max": _both(_integers(lambda parts, type_, a, b: max(a, b)), _float(_extremum)),
-    "abs": _both(_integers(lambda parts, type_, a: abs(a)), _float(lambda parts, type_, a: a & (sign_bit(type_) - 1))),
-    "neg": _both(_integers(lambda parts, type_, a: -a), _float(lambda parts, type_, a: a ^ sign_bit(type_))),
+    "abs": _both(_integers(lambda parts, type_, a: abs(a)), _float(_absolute)),
+    "neg": _both(_integers(lambda parts, type_, a: -a), _float(_negative)),
     "copysign": lambda parts, a, b: (b & (sign_bit(parts[-1]) - 1)) | (a & sign_bit(parts[-1])),
     "testp": _testp,
     "sad": _integers(lambda parts, type_, a, b, c: abs(a - b) + c),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +15,7 @@ from cudaops.emulator.ptx import parse
 from tests.emulator import c_expressions, harness
 from tests.emulator.integer_programs import Program, build
 from tests.emulator.integer_steps import BLOCKS, CONSTANTS, STEPS, TABLE_WORDS, Step
+from tests.emulator.reference import evaluate
 
 HEADER = """
 .reg .pred %p<9>; .reg .b16 %h<20>; .reg .b32 %r<40>; .reg .b64 %q<40>; .reg .f32 %f<9>;
@@ -28,13 +31,15 @@ and.b32 %r6, %r2, -64;    // uniform, a multiple of 64
 """
 
 
-def lanes_of(code: str, block: tuple[int, int, int] = (128, 1, 1)) -> Lanes:
-    """Lanes of the last instruction's result."""
+def lanes_of(code: str, block: tuple[int, int, int] = (128, 1, 1), register: str = "") -> Lanes:
+    """Lanes of the last instruction's result, or of what `register` is given by the last one that writes it."""
     kernel = harness.ptx(HEADER + code + "\nret;", ".param .u64 out, .param .u32 n")
     function = parse(kernel.ptx).functions["k"]
     flow = Flow(function)
     analysis = LaneAnalysis(flow, Geometry(block, True), {}, 0, frozenset())
-    last = [i for b in flow.blocks for i in b.instructions if results(i)][-1]
+    last = [i for b in flow.blocks for i in b.instructions if any(r.name == (register or r.name) for r in results(i))][
+        -1
+    ]
     return analysis.transfers[id(last)]
 
 
@@ -93,6 +98,9 @@ CLAIMS = [
     ("add.s32 %r8, %r0, %r6; shr.u32 %r9, %r8, 3;", tuple(lane >> 3 for lane in LANE)),
     ("or.b32 %r9, %r6, %r0;", None),  # tid may be 32 and more: bits of the multiple of 64
     ("and.b32 %r8, %r0, 31; or.b32 %r9, %r6, %r8;", LANE),
+    # %r6 is a multiple of 64; twice the lane and 1 (2) more reaches 63 (64).
+    ("mov.u32 %r7, %laneid; shl.b32 %r8, %r7, 1; and.b32 %r10, %r1, 1; add.s32 %r11, %r8, %r10; or.b32 %r9, %r6, %r11;", times(2)),
+    ("mov.u32 %r7, %laneid; shl.b32 %r8, %r7, 1; and.b32 %r10, %r1, 2; add.s32 %r11, %r8, %r10; or.b32 %r9, %r6, %r11;", None),
     ("or.b32 %r9, %r0, 3;", tuple((lane | 3) - 3 for lane in LANE)),
     ("xor.b32 %r9, %r0, 31;", times(-1)),
     ("xor.b32 %r9, %r0, 1;", tuple((lane ^ 1) - 1 for lane in LANE)),
@@ -135,6 +143,40 @@ def test_rule(code: str, offsets: tuple[int, ...] | None) -> None:
     assert lanes_of(code).offsets == offsets
 
 
+# As CLAIMS, in a block of one warp, where the index of the thread is a constant of the lane: S is 0.
+CLAIMS_OF_ONE_WARP = [
+    ("shl.b32 %r8, %r0, 27; cvt.s64.s32 %q9, %r8;", None),
+    ("shl.b32 %r8, %r0, 27; cvt.u64.u32 %q9, %r8;", times(1 << 27)),
+    ("shl.b32 %r8, %r0, 26; cvt.s64.s32 %q9, %r8;", times(1 << 26)),
+    ("shl.b32 %r8, %r0, 28; cvt.u64.u32 %q9, %r8;", None),
+    ("shl.b32 %r8, %r0, 30; shr.s32 %r9, %r8, 30;", None),
+    ("shl.b32 %r8, %r0, 30; shr.u32 %r9, %r8, 30;", None),
+    ("shl.b32 %r8, %r0, 27; shr.u32 %r9, %r8, 27;", LANE),
+    ("shl.b32 %r8, %r0, 30; and.b32 %r9, %r8, -1073741824;", tuple(lane << 30 & 0xC0000000 for lane in LANE)),
+    ("sub.s32 %r8, 5, %r0; cvt.u64.u32 %q9, %r8;", None),
+    ("sub.s32 %r8, 31, %r0; cvt.u64.u32 %q9, %r8;", times(-1)),
+    ("cvt.u16.u32 %h8, %r0; mul.lo.s16 %h9, %h8, 2048; cvt.u32.u16 %r9, %h9;", times(2048)),
+    ("cvt.u16.u32 %h8, %r0; mul.lo.s16 %h9, %h8, 2048; cvt.s32.s16 %r9, %h9;", None),
+    ("mul.lo.s32 %r8, %r0, 8; cvt.s8.s32 %r9, %r8;", None),
+    ("mul.lo.s32 %r8, %r0, 8; cvt.u8.u32 %r9, %r8;", times(8)),
+]
+
+
+@pytest.mark.parametrize(("code", "offsets"), CLAIMS_OF_ONE_WARP, ids=[code for code, _ in CLAIMS_OF_ONE_WARP])
+def test_rule_in_a_block_of_one_warp(code: str, offsets: tuple[int, ...] | None) -> None:
+    found = lanes_of(code, (32, 1, 1))
+    assert found.offsets is None if offsets is None else values_of(found) == offsets
+
+
+def values_of(lanes: Lanes) -> tuple[int, ...]:
+    """S + L where S is known."""
+    assert lanes.offsets is not None
+    assert lanes.constant
+    scalar = lanes.low or 0
+    first = scalar + lanes.offsets[0]
+    return tuple(scalar + offset - first for offset in lanes.offsets)
+
+
 INTERVALS = [
     ("mov.u32 %r9, %r5;", (0, 255)),
     ("mov.u32 %r9, %r1;", (0, 65535)),
@@ -158,6 +200,96 @@ def test_interval(code: str, interval: tuple[int, int] | None) -> None:
     found = lanes_of(code)
     got = None if found.low is None or found.high is None else (found.low, found.high)
     assert got == interval
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A counter from start by step while `test` limit holds: the interval claimed in the body and behind the loop.
+
+    Tested where the loop begins, or (`bottom`, as compilers write a loop that runs at least once) where it ends.
+    """
+
+    start: int
+    test: str
+    limit: str
+    step: int
+    body: tuple[int, int] | None = None
+    behind: tuple[int, int] | None = None
+    bottom: bool = False
+
+    def __str__(self) -> str:
+        return f"from {self.start} by {self.step} while {self.test} {self.limit}{', at the end' if self.bottom else ''}"
+
+    @property
+    def code(self) -> str:
+        test = f"setp.{self.test} %p1, %r9, {self.limit};"
+        body = f"add.s32 %r10, %r9, 0; add.s32 %r9, %r9, {self.step};"
+        if self.bottom:
+            loop = f"L: {body} {test} @%p1 bra L;"
+        else:
+            loop = f"L: {test} @!%p1 bra E; {body} bra L; E:"
+        return f"{LIMITS} mov.u32 %r9, {self.start}; {loop} add.s32 %r11, %r9, 0;"
+
+    def values(self) -> tuple[set[int], set[int]]:
+        """What the counter can be in the body, and behind the loop."""
+        few = {"%r5": range(0, 256, 15), "%r4": range(0, 256, 15), "%r7": range(2), "%r8": range(10, 14)}
+        inside, behind = set(), set()
+        for limit in few.get(self.limit) or [int(self.limit)]:
+            i, turns = self.start & 0xFFFFFFFF, 0
+            while (self.bottom and not turns) or evaluate(f"setp.{self.test}", i, limit & 0xFFFFFFFF):
+                inside.add(i)
+                i, turns = (i + self.step) & 0xFFFFFFFF, turns + 1
+                if turns == 300:
+                    break
+            else:
+                behind.add(i)
+        return inside, behind
+
+
+LIMITS = "and.b32 %r7, %r1, 1; and.b32 %r8, %r1, 3; add.s32 %r8, %r8, 10;"
+COUNTED = [
+    Counted(0, "lt.s32", "16", 1, (0, 15), (16, 16), bottom=True),
+    Counted(0, "ne.s32", "16", 1, (0, 15), (16, 16), bottom=True),
+    Counted(0, "ne.s32", "512", 16, (0, 496), (512, 512), bottom=True),
+    Counted(0, "lt.u32", "16", 4, (0, 12), (16, 16), bottom=True),
+    Counted(15, "gt.s32", "0", -1, (1, 15), (0, 0), bottom=True),
+    Counted(16, "ne.s32", "0", -1, (1, 16), (0, 0), bottom=True),
+    Counted(-8, "ne.s32", "0", 1, (-8, -1), (0, 0), bottom=True),
+    Counted(0, "lt.s32", "%r8", 1, None, (10, 13), bottom=True),
+    Counted(0, "le.s32", "16", 1, bottom=True),
+    Counted(0, "ne.s32", "15", 4, bottom=True),  # never met: it goes round for ever
+    Counted(0, "lt.s32", "16", 1),
+    Counted(0, "le.s32", "16", 1),
+    Counted(0, "lt.s32", "15", 4),
+    Counted(0, "ne.s32", "16", 1),
+    Counted(3, "lt.s32", "%r8", 1),
+    Counted(0, "lt.s32", "%r7", 1, (0, 0), (0, 1)),
+    Counted(0, "lt.s32", "%r4", 1),
+    Counted(0, "lt.s32", "%r5", 32),
+    Counted(15, "ge.s32", "0", -1),
+    Counted(16, "gt.s32", "%r7", -1),
+    Counted(20, "lt.s32", "16", 1),
+    Counted(-8, "lt.s32", "8", 2),
+    Counted(0, "lo.u32", "-1", 1 << 30),  # wraps, and goes on
+    Counted(2147483600, "gt.s32", "0", 16),  # until it wraps
+    Counted(2147483600, "gt.s32", "0", 16, bottom=True),
+    Counted(5, "lt.s32", "-1", 1),
+    Counted(5, "lo.u32", "-1", 1 << 29),
+    Counted(5, "hi.u32", "3", -1),
+    Counted(5, "ge.u32", "0", -1, bottom=True),  # always
+    Counted(0, "gt.s32", "-5", -2, bottom=True),
+]
+
+
+@pytest.mark.parametrize("loop", COUNTED, ids=str)
+def test_interval_of_a_loop_counter(loop: Counted) -> None:
+    """What is claimed holds in every turn: it decides which accesses to shared memory go unchecked."""
+    for register, values, wanted in zip(("%r10", "%r11"), loop.values(), (loop.body, loop.behind), strict=True):
+        lanes = lanes_of(loop.code, register=register)
+        if lanes.low is not None and lanes.high is not None:
+            assert all((v - lanes.low) % (1 << 32) <= lanes.high - lanes.low for v in values)
+        if wanted is not None:
+            assert (lanes.low, lanes.high) == wanted
 
 
 def test_a_value_that_lanes_leave_a_loop_with_varies() -> None:

@@ -103,7 +103,7 @@ def mul24(g: Codegen, ins: Instruction) -> None:
 
 @rule("div rem", INTS)
 def div(g: Codegen, ins: Instruction) -> None:
-    """Division by zero gives all ones (rem: the dividend), as the hardware does; INT_MIN / -1 wraps."""
+    """Division by zero gives all ones, and so does its remainder, as on the hardware; INT_MIN / -1 wraps."""
     t = ins.type
     ty, bits, signed = g.ty(t), TYPE_BITS[t], t[0] == "s"
     a, b = g.src(ins, 1), g.src(ins, 2)
@@ -128,12 +128,9 @@ def div(g: Codegen, ins: Instruction) -> None:
             q = g.emit(f"select {bools} {minus}, {ty} {negated}, {ty} {q}")
         else:
             q = g.emit(f"udiv {ty} {a}, {safe}")
-    if ins.base == "div":
-        g.result(ins, g.emit(f"select {bools} {zero}, {ty} {g.splat(element, -1)}, {ty} {q}"))
-    else:
-        product = g.emit(f"mul {ty} {q}, {b}")
-        rest = g.emit(f"sub {ty} {a}, {product}")
-        g.result(ins, g.emit(f"select {bools} {zero}, {ty} {a}, {ty} {rest}"))
+    if ins.base == "rem":
+        q = g.emit(f"sub {ty} {a}, {g.emit(f'mul {ty} {q}, {b}')}")
+    g.result(ins, g.emit(f"select {bools} {zero}, {ty} {g.splat(element, -1)}, {ty} {q}"))
 
 
 @rule("min max", INTS)
