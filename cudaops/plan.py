@@ -24,17 +24,27 @@ SMEM_WITHOUT_OPT_IN = 48 * 1024
 
 
 class DType(NamedTuple):
-    """One element type: its size in bytes and its name in CUDA C."""
+    """One element type: its size in bytes, its name in CUDA C, the size of what a kernel computes in, and the type in
+    which it takes a factor."""
 
     itemsize: int
     ctype: str
+    computed: int
+    scalar: str
 
 
 DTYPES: dict[str, DType] = {
-    "float32": DType(4, "float"),
-    "float64": DType(8, "double"),
-    "int32": DType(4, "int"),
-    "int64": DType(8, "long long"),
+    "float32": DType(4, "float", 4, "float"),
+    "float64": DType(8, "double", 8, "double"),
+    "float16": DType(2, "__half", 4, "float"),
+    "bfloat16": DType(2, "__nv_bfloat16", 4, "float"),
+    "int32": DType(4, "int", 4, "long long"),
+    "int64": DType(8, "long long", 8, "long long"),
+    "int16": DType(2, "short", 4, "long long"),
+    "int8": DType(1, "signed char", 4, "long long"),
+    "uint8": DType(1, "unsigned char", 4, "long long"),
+    "complex64": DType(8, "float2", 8, "float"),
+    "complex128": DType(16, "double2", 16, "double"),
 }
 
 

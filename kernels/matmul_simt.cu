@@ -1,25 +1,33 @@
-// matmul_simt: c = a b (+ bias), batched, on the ordinary cores: tiles in shared memory, TM x TN outputs a thread.
+// matmul_simt: c = a b, finished, batched, on the ordinary cores: tiles in shared memory, TM x TN outputs a thread.
 //
 // Entry:    matmul_simt(ELEMENT* c, const ELEMENT* input, const ELEMENT* other, const ELEMENT* bias,
+//                       const ELEMENT* residual,
 //                       INDEX a_m, INDEX a_k, INDEX b_k, INDEX b_n, INDEX c_m, INDEX c_n, INDEX bias_stride,
+//                       INDEX r_m, INDEX r_n,
 //                       long long a_batch0, long long a_batch1, long long a_batch2,
-//                       long long b_batch0, long long b_batch1, long long b_batch2, long long c_batch,
-//                       INDEX batch1, INDEX batch2, INDEX batches, INDEX M, INDEX N, INDEX K)
-// Shapes:   c [batches][M][N], a [batches][M][K], b [batches][K][N], bias [N] or [M], at any strides, in elements;
-//           where BIAS is 0, bias is anything: it is not read. A batch index is read as (i0, i1, i2) of sizes
-//           (., batch1, batch2); a broadcast dimension has stride 0. K = 0 gives zeros (and the bias)
-// Types:    ELEMENT = float, double, int, long long (integers wrap)
-// Defines:  ELEMENT; INDEX = int where every size, stride and the number of blocks fits 31 bits, else long long;
+//                       long long b_batch0, long long b_batch1, long long b_batch2,
+//                       long long r_batch0, long long r_batch1, long long r_batch2, long long c_batch,
+//                       INDEX batch1, INDEX batch2, INDEX batches, INDEX M, INDEX N, INDEX K,
+//                       SCALAR alpha, SCALAR beta)
+// Shapes:   c [batches][M][N], a [batches][M][K], b [batches][K][N], bias [N] or [M], residual [batches][M][N], at any
+//           strides, in elements; where BIAS or RESIDUAL is 0 that tensor is anything: it is not read. A batch index is
+//           read as (i0, i1, i2) of sizes (., batch1, batch2); a broadcast dimension has stride 0. K = 0 adds up nothing
+// Types:    ELEMENT = float, double, __half, __nv_bfloat16, float2, double2 (complex), signed char, unsigned char,
+//           short, int, long long. Halves are computed in float, integers in 32 or 64 bits, of which the low ones are
+//           stored (they wrap)
+// Defines:  ELEMENT; SCALAR what alpha and beta are: float, double or long long;
+//           INDEX = int where every size, stride and the number of blocks fits 31 bits, else long long;
 //           BM BN BK the block's tile, TM x TN outputs a thread, LANES_N lanes of a warp along n (32: it spans rows);
 //           MIN_BLOCKS that must fit an SM by registers;
 //           A_K_FAST B_K_FAST 1: loads run along k, 0: along m or n; A_UNIT B_UNIT 1: at stride 1 there;
-//           A_WIDTH B_WIDTH elements a load moves: 1, or 16 bytes' worth, then aligned and a divisor of that dimension;
-//           C_WIDTH elements a store moves along n: 1, or 8 bytes' worth, likewise;
-//           BIAS 0 none, 1 along n, 2 along m; ACTIVATION (epilogue.cuh);
-//           SWAP 0: a is input and b is other, 1: exchanged, as the host does (c^T = b^T a^T) where n would be short
+//           A_WIDTH B_WIDTH elements a load moves: 1, or what fills 16 bytes as computed, then aligned and a divisor of
+//           the operand's size; C_WIDTH likewise for stores along n; A_CONJ B_CONJ 1: of the conjugate;
+//           BIAS 0 none, 1 along n, 2 along m; ACTIVATION (epilogue.cuh); RESIDUAL 1: there is one; SCALED 1: alpha and
+//           beta count; SWAP 0: a is input and b is other, 1: exchanged, as the host does (c^T = b^T a^T) where n would
+//           be short
 // Launch:   grid ceil(M / BM) * ceil(N / BN) * batches, on x, y taking over beyond 2^31 - 1;
 //           block 32 * (BM / (32 / LANES_N * TM)) * (BN / (LANES_N * TN))
-// Shared:   static, 2 * (sizeof(ELEMENT) * ((BM + BN) * BK + B_K_FAST * (B_WIDTH == 1) * 4 * BK)
+// Shared:   static, 2 * (sizeof(COMPUTED) * ((BM + BN) * BK + B_K_FAST * (B_WIDTH == 1) * 4 * BK)
 //           + 16 * A_K_FAST * (LANES_N < 32) * BM)
 // Needs:    c does not overlap a, b or bias
 // Sum:      one accumulator an output, k ascending, one fused multiply-add each: the same bits with every configuration
@@ -30,10 +38,11 @@
 #include "tile_load.cuh"
 
 using T = Compute<ELEMENT>::type;
+using S = Stored<ELEMENT>::type;
 
 constexpr int THREADS = 32 * (BM / (32 / LANES_N * TM)) * (BN / (LANES_N * TN));
-using LoadA = TileLoad<T, BM, BK, THREADS, A_K_FAST, A_WIDTH, A_UNIT, A_K_FAST, INDEX>;
-using LoadB = TileLoad<T, BN, BK, THREADS, B_K_FAST, B_WIDTH, B_UNIT, false, INDEX>;
+using LoadA = TileLoad<ELEMENT, BM, BK, THREADS, A_K_FAST, A_WIDTH, A_UNIT, A_K_FAST, A_CONJ, INDEX>;
+using LoadB = TileLoad<ELEMENT, BN, BK, THREADS, B_K_FAST, B_WIDTH, B_UNIT, false, B_CONJ, INDEX>;
 
 // A keeps the order it has in memory, so its stores are never scattered; its rows are apart where lanes read several.
 constexpr int A_PITCH = A_K_FAST ? BK + (LANES_N < 32 ? PACK_WIDTH<T> : 0) : BM;
@@ -42,15 +51,16 @@ constexpr int A_TILE = (A_K_FAST ? BM : BK) * A_PITCH;
 constexpr int B_TILE = BK * B_PITCH;
 
 using Tile = SimtTile<T, BM, BN, BK, TM, TN, LANES_N, A_K_FAST, A_PITCH, B_PITCH>;
-using Finish = Epilogue<Tile, ELEMENT, C_WIDTH, (BiasAxis)BIAS, (Activation)ACTIVATION>;
+using Finishing = Finish<ELEMENT, INDEX, (BiasAxis)BIAS, (Activation)ACTIVATION, RESIDUAL, SCALED>;
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 matmul_simt(ELEMENT* __restrict__ c, const ELEMENT* __restrict__ input, const ELEMENT* __restrict__ other,
-            const ELEMENT* __restrict__ bias,
-            INDEX a_m, INDEX a_k, INDEX b_k, INDEX b_n, INDEX c_m, INDEX c_n, INDEX bias_stride,
+            const ELEMENT* __restrict__ bias, const ELEMENT* __restrict__ residual,
+            INDEX a_m, INDEX a_k, INDEX b_k, INDEX b_n, INDEX c_m, INDEX c_n, INDEX bias_stride, INDEX r_m, INDEX r_n,
             long long a_batch0, long long a_batch1, long long a_batch2,
-            long long b_batch0, long long b_batch1, long long b_batch2, long long c_batch,
-            INDEX batch1, INDEX batch2, INDEX batches, INDEX M, INDEX N, INDEX K) {
+            long long b_batch0, long long b_batch1, long long b_batch2,
+            long long r_batch0, long long r_batch1, long long r_batch2, long long c_batch,
+            INDEX batch1, INDEX batch2, INDEX batches, INDEX M, INDEX N, INDEX K, SCALAR alpha, SCALAR beta) {
     alignas(16) __shared__ T a_tiles[2][A_TILE];
     alignas(16) __shared__ T b_tiles[2][B_TILE];
 
@@ -64,8 +74,8 @@ matmul_simt(ELEMENT* __restrict__ c, const ELEMENT* __restrict__ input, const EL
     const bool interior = M - m0 >= BM && N - n0 >= BN;
 
     const INDEX i01 = batch / batch2, i2 = batch - i01 * batch2, i0 = i01 / batch1, i1 = i01 - i0 * batch1;
-    const T* a = (const T*)(SWAP ? other : input) + (i0 * a_batch0 + i1 * a_batch1 + i2 * a_batch2);
-    const T* b = (const T*)(SWAP ? input : other) + (i0 * b_batch0 + i1 * b_batch1 + i2 * b_batch2);
+    const S* a = (const S*)(SWAP ? other : input) + (i0 * a_batch0 + i1 * a_batch1 + i2 * a_batch2);
+    const S* b = (const S*)(SWAP ? input : other) + (i0 * b_batch0 + i1 * b_batch1 + i2 * b_batch2);
     a += (long long)m0 * a_m + LoadA::start(a_m, a_k);
     b += (long long)n0 * b_n + LoadB::start(b_n, b_k);
 
@@ -96,11 +106,13 @@ matmul_simt(ELEMENT* __restrict__ c, const ELEMENT* __restrict__ input, const EL
         __syncthreads();
     }
 
-    T* tile = (T*)c + (batch * c_batch + (long long)m0 * c_m + (long long)n0 * c_n);
-    const T* tile_bias = (const T*)bias + (long long)(BIAS == 2 ? m0 : n0) * bias_stride;
+    const Finishing finish = Finishing{
+        (T)alpha, (T)beta, (const S*)bias, bias_stride,
+        (const S*)residual + (i0 * r_batch0 + i1 * r_batch1 + i2 * r_batch2), r_m, r_n}.moved(m0, n0);
+    S* tile = (S*)c + (batch * c_batch + (long long)m0 * c_m + (long long)n0 * c_n);
     if (interior) {
-        Finish::store<true>(acc, tile, c_m, c_n, tile_bias, bias_stride, M - m0, N - n0);
+        store_tile<true, Tile, C_WIDTH, ELEMENT>(acc, tile, c_m, c_n, finish, M - m0, N - n0);
     } else {
-        Finish::store<false>(acc, tile, c_m, c_n, tile_bias, bias_stride, M - m0, N - n0);
+        store_tile<false, Tile, C_WIDTH, ELEMENT>(acc, tile, c_m, c_n, finish, M - m0, N - n0);
     }
 }

@@ -5,14 +5,18 @@
 // Between load and store the tile is in registers: the next tile's loads are in flight while this one is multiplied.
 #pragma once
 
+#include "element.cuh"
 #include "pack.cuh"
 
 // KFast: k is the fast dimension; else the outer one. Width: elements a load moves, along the fast dimension.
 // Unit: the fast dimension's stride is 1 (Width > 1 needs it). Index: int where every size and stride fits.
-// KRows: the tile in shared memory is [outer][k], else [k][outer], `pitch` elements from row to row.
+// KRows: the tile in shared memory is [outer][k], else [k][outer], `pitch` elements from row to row; it holds what is
+// computed with, the complex conjugate with Conj.
 template <
-    typename T, int Outer, int Bk, int Threads, bool KFast, int Width, bool Unit, bool KRows, typename Index>
+    typename E, int Outer, int Bk, int Threads, bool KFast, int Width, bool Unit, bool KRows, bool Conj, typename Index>
 struct TileLoad {
+    using S = typename Stored<E>::type;
+    using T = typename Compute<E>::type;
     static constexpr int FAST = KFast ? Bk : Outer;
     static constexpr int SLOW = KFast ? Outer : Bk;
     // Wide loads that must be taken apart again: a thread takes all of a line, which uses up what memory sends, and its
@@ -31,7 +35,7 @@ struct TileLoad {
     // Scattered stores go down a column: this many elements between rows keep a warp's off one another's banks.
     static constexpr int PAD = SCATTERED && ALONG ? 4 : 0;
 
-    using Registers = Pack<T, Width>[COUNT];
+    using Registers = Pack<S, Width>[COUNT];
 
     // Where this thread's i-th load sits in the tile.
     static __device__ __forceinline__ int line_of(int i) { return threadIdx.x / LINE + i / ACROSS * STEP; }
@@ -61,7 +65,7 @@ struct TileLoad {
     }
 
     // A tile that lies wholly inside the operand; `from` is this thread's first element.
-    static __device__ __forceinline__ void whole(Registers& r, const T* from, Index outer_stride, Index k_stride) {
+    static __device__ __forceinline__ void whole(Registers& r, const S* from, Index outer_stride, Index k_stride) {
         if (!mine()) return;
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) r[i] = load_pack<Width>(from + step(i, outer_stride, k_stride));
@@ -70,12 +74,12 @@ struct TileLoad {
     // A tile that overhangs: outer_left and k_left elements are inside. Outside is zero, and is not read.
     // A wide load is wholly inside or outside: the host takes Width > 1 only where it divides the operand's size.
     static __device__ __forceinline__ void overhanging(
-        Registers& r, const T* from, Index outer_stride, Index k_stride, Index outer_left, Index k_left) {
+        Registers& r, const S* from, Index outer_stride, Index k_stride, Index outer_left, Index k_left) {
         if (!mine()) return;
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
             const bool inside = slow(i) < slow_of(outer_left, k_left) && fast(i) < fast_of(outer_left, k_left);
-            r[i] = Pack<T, Width>{};
+            r[i] = Pack<S, Width>{};
             if (inside) r[i] = load_pack<Width>(from + step(i, outer_stride, k_stride));
         }
     }
@@ -84,11 +88,14 @@ struct TileLoad {
         if (!mine()) return;
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
+            Pack<T, Width> x;
+#pragma unroll
+            for (int e = 0; e < Width; ++e) x.value[e] = conjugated<Conj>(computed<E>(r[i].value[e]));
             if constexpr (!SCATTERED) {
-                store_pack(tile + slow(i) * pitch + fast(i), r[i]);
+                store_pack(tile + slow(i) * pitch + fast(i), x);
             } else {
 #pragma unroll
-                for (int e = 0; e < Width; ++e) tile[(fast(i) + e) * pitch + slow(i)] = r[i].value[e];
+                for (int e = 0; e < Width; ++e) tile[(fast(i) + e) * pitch + slow(i)] = x.value[e];
             }
         }
     }

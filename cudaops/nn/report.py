@@ -135,5 +135,5 @@ def _row(site: Site, wrapped: bool) -> Row:
         reason = "shallow copy of a swapped module: its forward uses the original's weights; convert it"
     else:
         kernel, calls = binding.swap.kernel, binding.calls.total
-        reason = unsupported_dtype(site.module.weight) or ("" if calls else reason_left(site) or NEVER_CALLED)  # type: ignore[arg-type]
+        reason = unsupported_dtype(site.module) or ("" if calls else reason_left(site) or NEVER_CALLED)
     return Row(site.name, type_name(site.module), kernel, reason, calls, tuple(site.names))

@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 from cudaops.errors import UnsupportedError
 from cudaops.nn.forwards import SWAPS, bind, binding_of, unbind
 from cudaops.nn.select import Rules, Selection, Site, is_product, type_name, walk
+from cudaops.ops.conv_plan import CONV_DTYPES
 from cudaops.plan import DTYPES
 
 M = TypeVar("M", bound=nn.Module)
@@ -156,12 +157,13 @@ def _reason_of_weight(module: nn.Module) -> str | None:
     assert isinstance(weight, torch.Tensor)
     if weight.layout != torch.strided or weight.is_quantized:
         return f"its weight's layout is {weight.layout}{' (quantised)' if weight.is_quantized else ''}"
-    return unsupported_dtype(weight) or (
+    return unsupported_dtype(module) or (
         None if weight.device.type in _DEVICES else f"device {weight.device} is neither CUDA nor the CPU"
     )
 
 
-def unsupported_dtype(weight: torch.Tensor) -> str | None:
-    """Why no kernel takes this weight's dtype; None if one does."""
-    name = str(weight.dtype).removeprefix("torch.")
-    return None if name in DTYPES else f"no kernel for {name} yet (there are: {', '.join(DTYPES)})"
+def unsupported_dtype(module: nn.Module) -> str | None:
+    """Why no kernel takes the dtype of this module's weight; None if one does."""
+    name = str(module.weight.dtype).removeprefix("torch.")  # type: ignore[union-attr]
+    known = DTYPES if isinstance(module, nn.Linear) else CONV_DTYPES
+    return None if name in known else f"no kernel for {name} yet (there are: {', '.join(known)})"

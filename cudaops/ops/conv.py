@@ -12,7 +12,14 @@ from torch.nn import functional
 
 from cudaops.launch import arch_of, launch, spec_of
 from cudaops.ops import library
-from cudaops.ops.conv_plan import CONV_CONFIGS, ConvPlan, plan_conv2d, plan_conv2d_input, plan_conv2d_weight
+from cudaops.ops.conv_plan import (
+    CONV_CONFIGS,
+    CONV_DTYPES,
+    ConvPlan,
+    plan_conv2d,
+    plan_conv2d_input,
+    plan_conv2d_weight,
+)
 from cudaops.ops.conv_shapes import check_grad, dense_strides, is_dense, output_shape, suggests_channels_last
 from cudaops.plan import TensorSpec
 
@@ -182,7 +189,7 @@ def _conv2d_input(
     dilation: list[int],
     groups: int,
 ) -> torch.Tensor:
-    library.check_together("conv2d_input", grad, weight)
+    library.check_together("conv2d_input", grad, weight, dtypes=CONV_DTYPES)
     plan = plan_conv2d_input(
         spec_of(grad),
         spec_of(weight),
@@ -204,7 +211,7 @@ def _conv2d_weight(
     dilation: list[int],
     groups: int,
 ) -> torch.Tensor:
-    library.check_together("conv2d_weight", grad, input)
+    library.check_together("conv2d_weight", grad, input, dtypes=CONV_DTYPES)
     specs = spec_of(grad), spec_of(input)
     weight = TensorSpec(tuple(weight_size), tuple(weight_stride), specs[0].dtype, 16)
     plan = plan_conv2d_weight(*specs, weight, *_geometry(stride, padding, dilation), groups, arch_of(grad.device))
@@ -217,9 +224,9 @@ def _geometry(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[
 
 def _check_together(op: str, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
     if bias is None:
-        library.check_together(op, input, weight)
+        library.check_together(op, input, weight, dtypes=CONV_DTYPES)
         return
-    library.check_together(op, input, weight, bias)
+    library.check_together(op, input, weight, bias, dtypes=CONV_DTYPES)
     if bias.dim() != 1 or bias.shape[0] != weight.shape[0]:
         raise RuntimeError(
             f"Given weight of size {list(weight.shape)}, expected bias to be 1-dimensional with {weight.shape[0]} "
@@ -254,7 +261,7 @@ def _fake_conv2d_input(
     dilation: list[int],
     groups: int,
 ) -> torch.Tensor:
-    library.check_together("conv2d_input", grad, weight)
+    library.check_together("conv2d_input", grad, weight, dtypes=CONV_DTYPES)
     shape = output_shape("conv2d_input", input_size, weight.shape, stride, padding, dilation, groups)
     check_grad("conv2d_input", grad.shape, shape)
     return grad.new_empty_strided(tuple(input_size), dense_strides(input_size, _channels_last(grad, weight)))
@@ -270,7 +277,7 @@ def _fake_conv2d_weight(
     dilation: list[int],
     groups: int,
 ) -> torch.Tensor:
-    library.check_together("conv2d_weight", grad, input)
+    library.check_together("conv2d_weight", grad, input, dtypes=CONV_DTYPES)
     shape = output_shape("conv2d_weight", input.shape, weight_size, stride, padding, dilation, groups)
     check_grad("conv2d_weight", grad.shape, shape)
     return grad.new_empty_strided(tuple(weight_size), tuple(weight_stride))

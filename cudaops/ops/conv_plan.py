@@ -17,6 +17,7 @@ Pair = tuple[int, int]
 Padding = tuple[int, int, int, int]  # top, left, bottom, right
 
 FORWARD, INPUT_GRAD, WEIGHT_GRAD = "FORWARD", "INPUT_GRAD", "WEIGHT_GRAD"
+CONV_DTYPES = ("float32", "float64", "int32", "int64")
 ACTIVATIONS = ("", "relu")  # in the order of epilogue.cuh's enum
 MASKED_TAPS = 15  # filter rows, and columns, that conv_geometry.cuh's bit masks hold
 SUM_THREADS, SUM_ITEMS = 256, 8  # of conv_split_sum: a block, and elements a thread
@@ -329,7 +330,7 @@ def _plan(
             f"{op}: an image of {axes[0].pixels} x {axes[1].pixels} pixels; the limit is 2^31 - 1: cut it into parts"
         )
     g = _geometry(mode, operands, axes, groups)
-    itemsize, element = DTYPES[c.dtype]
+    itemsize, element = DTYPES[c.dtype][:2]
     along_k = mode == WEIGHT_GRAD or (g.b[0] == 1 and g.channels > 1 and g.b[3] != 1)
     tap_outer = along_k and mode != WEIGHT_GRAD
     wide_filter = max(axis.taps for axis in axes) > MASKED_TAPS

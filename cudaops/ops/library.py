@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,8 +19,6 @@ LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 # Inductor must hand over the strides that the fake kernel saw: plans are made from strides.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
-_DTYPES = {getattr(torch, name) for name in DTYPES}
-
 
 def define(
     schema: str,
@@ -29,6 +27,8 @@ def define(
     fake: Callable[..., Any],
     autograd: Callable[..., Any],
     vmap: Callable[..., Any] | None = None,
+    autocast: bool = False,
+    views: bool = False,
 ) -> Any:
     """Register one op and return its overload, `torch.ops.cudaops.<name>.default`.
 
@@ -38,6 +38,8 @@ def define(
         fake: shapes, strides and dtypes of the results, and every error about them; also serves meta tensors.
         autograd: the implementation at the Autograd key; see `needs_autograd`.
         vmap: the batching rule, as torch.library.register_vmap takes it; it calls ops, not functions.
+        autocast: under torch.autocast its floating tensors are cast, as those of torch's products are.
+        views: `kernel` takes conj and neg views; else torch resolves them first, by a copy.
     """
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=_TAGS)
@@ -47,7 +49,37 @@ def define(
     LIBRARY.impl(name, autograd, "Autograd")
     if vmap is not None:
         torch.library.register_vmap(f"{NAMESPACE}::{name}", vmap, lib=LIBRARY)
-    return getattr(getattr(torch.ops, NAMESPACE), name).default
+    op = getattr(getattr(torch.ops, NAMESPACE), name).default
+    if autocast:
+        for device, key in (("cpu", "AutocastCPU"), ("cuda", "AutocastCUDA")):
+            LIBRARY.impl(name, _autocast(op, device, key), key)
+    if views:
+        for key in ("Conjugate", "Negative"):
+            LIBRARY.impl(name, torch.library.fallthrough_kernel, key)
+    return op
+
+
+def _autocast(op: Any, device: str, key: str) -> Callable[..., Any]:
+    below = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+    def cast(x: Any) -> Any:
+        eligible = isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype != torch.float64
+        return x.to(torch.get_autocast_dtype(device)) if eligible else x
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(below):
+            return op(*map(cast, args), **{name: cast(x) for name, x in kwargs.items()})
+
+    return run
+
+
+def reads_tf32(tensor: torch.Tensor) -> bool:
+    """Whether torch lets products of this tensor be made in tf32: only on a GPU, by the flags of its CUDA backend."""
+    if not tensor.is_cuda or tensor.dtype != torch.float32:
+        return False
+    flags = torch.backends.cuda.matmul
+    precision = getattr(flags, "fp32_precision", None)  # to read both ways of asking is an error
+    return flags.allow_tf32 if precision is None else precision == "tf32"
 
 
 def needs_autograd(*tensors: torch.Tensor | None) -> bool:
@@ -86,8 +118,8 @@ def check_tensors(op: str, **arguments: object) -> None:
             )
 
 
-def check_together(op: str, *tensors: torch.Tensor) -> None:
-    """Refuse tensors on different devices, of different dtypes, or of a dtype there is no kernel for.
+def check_together(op: str, *tensors: torch.Tensor, dtypes: Iterable[str] = DTYPES) -> None:
+    """Refuse tensors on different devices, of different dtypes, or of a dtype that is not in `dtypes`.
 
     Raises:
         RuntimeError: devices or dtypes differ.
@@ -105,7 +137,7 @@ def check_together(op: str, *tensors: torch.Tensor) -> None:
                 f"{op}: expected all tensors to have the same dtype, but got {first.dtype} and {tensor.dtype}; "
                 f"convert one with .to({first.dtype})"
             )
-    if first.dtype not in _DTYPES:
+    if str(first.dtype).removeprefix("torch.") not in dtypes:
         raise UnsupportedError(
-            f"{op}: no kernel for {first.dtype}; there is one for {', '.join(DTYPES)}: convert with .to()"
+            f"{op}: no kernel for {first.dtype}; there is one for {', '.join(dtypes)}: convert with .to()"
         )

@@ -1,4 +1,4 @@
-"""`matmul`: every shape torch.matmul takes, on kernels/matmul_simt.cu and matmul_skinny.cu."""
+"""`matmul`: every shape torch.matmul takes, on kernels/matmul_simt.cu, matmul_mma.cu and matmul_skinny.cu."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     Arguments:
         input: `(K)`, `(M, K)` or `(*, M, K)`, any strides.
         other: `(K)`, `(K, N)` or `(*, K, N)`; leading dimensions broadcast, and a 1-d side adds no dimension to the
-            result. Both of one dtype (float32, float64, int32, int64), on one device.
+            result. Both of one dtype, on one device: float16, bfloat16, float32, float64, complex64, complex128, int8,
+            uint8, int16, int32 or int64.
 
     Returns:
-        A new contiguous tensor. Each product is added by one fused multiply-add, in an order that only shapes and
-        strides decide; integers wrap.
+        A new contiguous tensor. Halves are added up in float32 and rounded once; the order is one that only shapes and
+        strides decide. Integers wrap: those narrower than 32 bits are added up in 32, of which the low ones are kept.
 
     Raises:
         TypeError: an argument is no tensor.
@@ -46,23 +47,43 @@ def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 @lru_cache(maxsize=4096)
-def _prepared(input: TensorSpec, other: TensorSpec, arch: str) -> tuple[tuple[int, ...], Plan | None]:
+def _prepared(
+    input: TensorSpec, other: TensorSpec, arch: str, conjugate: tuple[bool, bool], negative: bool, tf32: bool
+) -> tuple[tuple[int, ...], Plan | None]:
     """The result's shape, and the plan unless there is nothing to add up."""
     shape = result_shape(input.shape, other.shape)
     if 0 in shape or input.shape[-1] == 0:
         return shape, None
-    return shape, plan_matmul(input, other, arch=arch)
+    alpha = -1 if negative else 1
+    return shape, plan_matmul(input, other, arch=arch, conjugate=conjugate, alpha=alpha, tf32=tf32)
 
 
 def _kernel(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     library.check_together("matmul", input, other)
+    conjugate, negative = (False, False), False
+    if input.is_conj() or other.is_conj() or input.is_neg() or other.is_neg():
+        input, other, conjugate, negative = _without_views(input, other)
     input, other = few_batch_dims(input, other)
-    shape, plan = _prepared(spec_of(input), spec_of(other), arch_of(input.device))
+    tf32 = library.reads_tf32(input)
+    shape, plan = _prepared(spec_of(input), spec_of(other), arch_of(input.device), conjugate, negative, tf32)
     out = input.new_empty(shape)
     if plan is None:
         return out.zero_()
-    launch(plan, (out, input, other, input))
+    launch(plan, (out, input, other, input, input))
     return out
+
+
+def _without_views(
+    input: torch.Tensor, other: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, tuple[bool, bool], bool]:
+    """The operands as they lie in memory; which of them is to be conjugated; whether the product is to be negated."""
+    conjugate = input.is_conj(), other.is_conj()
+    input, other = (x.conj() if x.is_conj() else x for x in (input, other))
+    if input.is_complex():  # a negative complex view is rare: it is copied
+        return input.resolve_neg(), other.resolve_neg(), conjugate, False
+    negative = input.is_neg() != other.is_neg()
+    input, other = (torch._neg_view(x) if x.is_neg() else x for x in (input, other))
+    return input, other, conjugate, negative
 
 
 def few_batch_dims(input: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,13 +167,13 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch
 def gradient_of_left(grad: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """The gradient of a product's left operand, in its shape, and in its strides where that is a transposed matrix."""
     grad, left_2d, right_2d = _as_matrices(grad, left, right)
-    return _reduced(grad, right_2d.mT, left_2d, columns_first=_is_transposed(left)).reshape(left.shape)
+    return _reduced(grad, right_2d.mT.conj(), left_2d, columns_first=_is_transposed(left)).reshape(left.shape)
 
 
 def gradient_of_right(grad: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """The gradient of a product's right operand, likewise."""
     grad, left_2d, right_2d = _as_matrices(grad, left, right)
-    return _reduced(left_2d.mT, grad, right_2d, columns_first=_is_transposed(right)).reshape(right.shape)
+    return _reduced(left_2d.mT.conj(), grad, right_2d, columns_first=_is_transposed(right)).reshape(right.shape)
 
 
 def _as_matrices(
@@ -216,5 +237,11 @@ def _vmap(
 
 
 _op = library.define(
-    "matmul(Tensor input, Tensor other) -> Tensor", kernel=_kernel, fake=_fake, autograd=_autograd, vmap=_vmap
+    "matmul(Tensor input, Tensor other) -> Tensor",
+    kernel=_kernel,
+    fake=_fake,
+    autograd=_autograd,
+    vmap=_vmap,
+    autocast=True,
+    views=True,
 )

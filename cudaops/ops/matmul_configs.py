@@ -1,4 +1,4 @@
-"""The configurations of matmul_simt.cu and matmul_skinny.cu, and what makes one legal."""
+"""The configurations of matmul_simt.cu, matmul_mma.cu and matmul_skinny.cu, and what makes one legal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ LANES = 32
 PACK_BYTES = 16  # the widest load of a thread
 _RUN_BYTES = 8  # columns a thread holds side by side (simt_tile.cuh)
 _PAD = 4  # elements between rows of B whose stores are scattered (tile_load.cuh)
-_MAX_ACCUMULATORS = {4: 128, 8: 64}  # registers a thread may spend on outputs; 8-byte arithmetic needs more beside them
+_MAX_ACCUMULATORS = {
+    4: 128,
+    8: 64,
+    16: 64,
+}  # registers a thread may spend on outputs; wide arithmetic needs more beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +117,60 @@ def _shares(outer: int, bk: int, width: int, threads: int) -> bool:
     )
 
 
+# ---- tensor cores ----
+
+_WARP_TILE = 64  # rows and columns of a warp (mma_tile.cuh)
+_ROW_BYTES = 64  # of a tile along k
+
+
+@dataclass(frozen=True, slots=True)
+class MmaConfig:
+    """One way to run matmul_mma.
+
+    Arguments:
+        name: what `plan_matmul(config=...)` takes.
+        bm, bn: the block's tile of the output, 64 x 64 a warp: 32 instructions for 8 loads of matrices.
+        stages: tiles in shared memory at once.
+        blocks_per_sm: occupancy intended, a floor that the compiler holds registers to.
+        speed: fraction of the fastest configuration's speed that a full GPU is expected to reach with this one.
+    """
+
+    name: str
+    bm: int
+    bn: int
+    stages: int
+    blocks_per_sm: int
+    speed: float
+
+    @property
+    def threads(self) -> int:
+        """Threads in a block."""
+        return LANES * (self.bm // _WARP_TILE) * (self.bn // _WARP_TILE)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory."""
+        return self.stages * (self.bm + self.bn) * _ROW_BYTES
+
+
+# All keep to 48 KB a block but the largest two, so that GPUs with 100 KB an SM hold two of them.
+MMA_CONFIGS = (
+    MmaConfig("mma 256x128", 256, 128, 3, 1, 1.0),
+    MmaConfig("mma 128x256", 128, 256, 3, 1, 1.0),
+    MmaConfig("mma 128x128", 128, 128, 3, 2, 0.95),
+    MmaConfig("mma 128x64", 128, 64, 4, 3, 0.75),
+    MmaConfig("mma 64x128", 64, 128, 4, 3, 0.75),
+    MmaConfig("mma 64x64", 64, 64, 6, 3, 0.5),
+)
+# dtype -> the instruction it is multiplied by
+MMA_MULTIPLY = {"float16": "f16", "bfloat16": "bf16", "int8": "s8", "uint8": "u8", "float32": "tf32"}
+
+
 # ---- few rows ----
 
 SKINNY = "skinny"
-_SKINNY_ROWS = {4: (1, 4, 8), 8: (1, 4)}  # by itemsize: rows a block computes; more would not fit in registers
-_SKINNY_OUTPUTS = {4: 16, 8: 8}  # of a warp whose lanes share k, likewise
+_SKINNY_ROWS = {4: (1, 4, 8), 8: (1, 4), 16: (1,)}  # by bytes computed in: rows a block computes, that registers hold
+_SKINNY_OUTPUTS = {4: 16, 8: 8, 16: 4}  # of a warp whose lanes share k, likewise
 _BUSY_WARPS = 8  # on an SM, enough to keep its memory requests coming
 
 

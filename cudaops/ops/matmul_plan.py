@@ -1,4 +1,5 @@
-"""Which kernel a product runs on, and how: matmul_skinny where one side has a few rows, else matmul_simt's tiles."""
+"""Which kernel a product runs on, and how: matmul_skinny where one side has a few rows, matmul_mma where the tensor cores
+have the type, else matmul_simt."""
 
 from __future__ import annotations
 
@@ -8,39 +9,68 @@ from dataclasses import dataclass
 from cudaops.errors import LaunchError, UnsupportedError
 from cudaops.ops.matmul_configs import (
     MATMUL_CONFIGS,
+    MMA_CONFIGS,
+    MMA_MULTIPLY,
     PACK_BYTES,
     SKINNY,
     MatmulConfig,
+    MmaConfig,
     SkinnyConfig,
     is_legal,
     skinny_config,
 )
 from cudaops.ops.matmul_problem import MAX_BATCH_DIMS, Operand, Problem, problem_of
-from cudaops.plan import DTYPES, MAX_GRID, KernelSource, LaunchConfig, Plan, TensorSpec, sm_count
+from cudaops.plan import (
+    DTYPES,
+    MAX_GRID,
+    DType,
+    KernelSource,
+    LaunchConfig,
+    Plan,
+    TensorSpec,
+    limits_of,
+    sm_count,
+)
 
 _INT_MAX = 2**31 - 1 - 1024  # leaves room for a tile beyond the end
 _RASTER_ROWS = 8  # tile rows that neighbouring blocks share, as in the kernel
-_ACTIVATIONS = {None: 0, "relu": 1}
+ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")  # in the order of epilogue.cuh
+_FLOATS = ("float32", "float64", "float16", "bfloat16")
+
+Number = int | float
 
 
 def plan_matmul(
     input: TensorSpec,
     other: TensorSpec,
     bias: TensorSpec | None = None,
+    residual: TensorSpec | None = None,
     *,
     arch: str,
     activation: str | None = None,
+    alpha: Number = 1,
+    beta: Number = 1,
+    conjugate: tuple[bool, bool] = (False, False),
+    out: str | None = None,
+    tf32: bool = False,
     config: str | None = None,
     op: str = "matmul",
 ) -> Plan:
-    """Plan one launch: tensors (out, input, other, bias), out contiguous; without a bias, any in its place.
+    """Plan one launch: tensors (out, input, other, bias, residual), out contiguous; where there is no bias or residual,
+    any in its place. The result is `activation(alpha input other + beta residual + bias)`.
 
     Arguments:
         input, other: as `matmul` takes them; the product must not be empty (K may be 0).
         bias: `(N)` or one element, added to every row.
+        residual: broadcasts to the result.
         arch: `'sm_80'`.
-        activation: None or `'relu'`.
-        config: the name of one of MATMUL_CONFIGS, or `'skinny'`; None chooses.
+        activation: None, `'relu'`, `'gelu'`, `'gelu_tanh'`, `'silu'`, `'sigmoid'` or `'tanh'`; integers have None and
+            `'relu'`, complex numbers None.
+        alpha, beta: whole numbers for integers, 1 for complex numbers.
+        conjugate: of input, of other: multiply by the complex conjugate.
+        out: `'int32'` for a product of int8 or uint8 that is not cut to its operands' type.
+        tf32: float32 may be read as tf32.
+        config: the name of one of MATMUL_CONFIGS or MMA_CONFIGS, or `'skinny'`; None chooses.
         op: the name the plan goes by.
 
     Raises:
@@ -51,35 +81,45 @@ def plan_matmul(
     """
     if input.dtype not in DTYPES:
         raise UnsupportedError(f"{op}: no kernel for {input.dtype}; there is one for {', '.join(DTYPES)}")
-    if activation not in _ACTIVATIONS:
-        raise UnsupportedError(f"{op}: activation {activation!r} is not in the kernel; it has None and 'relu'")
-    problem = problem_of(input, other, op)
+    dtype = DTYPES[input.dtype]
+    known = ACTIVATIONS if input.dtype in _FLOATS else ACTIVATIONS[: 1 if input.dtype.startswith("complex") else 2]
+    if activation not in known:
+        raise UnsupportedError(f"{op}: no activation {activation!r} for {input.dtype}; there is {known}")
+    problem = problem_of(input, other, op, residual)
     if len(problem.sizes) > MAX_BATCH_DIMS:
         raise LaunchError(
             f"{op}: {len(problem.sizes)} batch dimensions that cannot be merged, the kernel takes {MAX_BATCH_DIMS}; "
             "make the operands contiguous"
         )
-    itemsize, ctype = DTYPES[input.dtype]
     sms = sm_count(arch)
-    launch = _skinny(problem, itemsize, sms, config) or _tiled(problem, itemsize, sms, config, op)
+    launch = None
+    if out is None or out == input.dtype:
+        launch = _skinny(problem, dtype, sms, config)
+    launch = launch or _mma(problem, input.dtype, out or input.dtype, arch, tf32, config)
+    launch = launch or _tiled(problem, dtype, sms, config, op)
     bias_stride = bias.strides[-1] if bias is not None and bias.shape and bias.shape[-1] > 1 else 0
     fits = max(launch.problem.largest, bias_stride, launch.blocks * _RASTER_ROWS) <= _INT_MAX
-    defines = {
-        "ELEMENT": ctype,
+    first, second = conjugate[::-1] if launch.swap else conjugate
+    defines: dict[str, object] = {
+        "ELEMENT": dtype.ctype,
+        "SCALAR": dtype.scalar,
         "INDEX": "int" if fits else "long long",
         **launch.defines,
         "BIAS": 0 if bias is None else 2 if launch.swap else 1,
-        "ACTIVATION": _ACTIVATIONS[activation],
-        "SWAP": int(launch.swap),
+        "ACTIVATION": ACTIVATIONS.index(activation),
+        "RESIDUAL": int(residual is not None),
+        "SCALED": int(alpha != 1 or (residual is not None and beta != 1)),
     }
+    if launch.entry != "matmul_mma":
+        defines |= {"A_CONJ": int(first), "B_CONJ": int(second), "SWAP": int(launch.swap)}
     grid_y = -(-launch.blocks // MAX_GRID[0])
     return Plan(
         op=op,
         source=KernelSource(
             f"{launch.entry}.cu", launch.entry, tuple((name, str(value)) for name, value in defines.items())
         ),
-        config=LaunchConfig((-(-launch.blocks // grid_y), grid_y, 1), (launch.threads, 1, 1)),
-        scalars=launch.problem.scalars(bias_stride),
+        config=LaunchConfig((-(-launch.blocks // grid_y), grid_y, 1), (launch.threads, 1, 1), launch.smem_bytes),
+        scalars=(*launch.problem.scalars(bias_stride, c_n=launch.entry != "matmul_mma"), alpha, beta),
         reason=f"{launch.reason}: {launch.blocks} blocks for {sms} SMs",
     )
 
@@ -93,8 +133,71 @@ class _Launch:
     swap: bool
     blocks: int
     threads: int
-    defines: dict[str, int]
+    defines: dict[str, object]
     reason: str
+    smem_bytes: int = 0
+
+
+# ---- tensor cores ----
+
+
+def _mma(problem: Problem, dtype: str, out: str, arch: str, tf32: bool, name: str | None) -> _Launch | None:
+    """The launch of matmul_mma, where the arch has the instructions and copies, and the type is theirs."""
+    multiply = MMA_MULTIPLY.get(dtype)
+    if multiply is None or (multiply == "tf32" and not tf32) or int(arch.removeprefix("sm_").rstrip("af")) < 80:
+        return None
+    smem, sms = limits_of(arch).smem_per_block, sm_count(arch)
+    fitting = [c for c in MMA_CONFIGS if c.smem_bytes <= smem and name in (None, c.name)]
+    if not fitting:
+        return None
+    config = min(fitting, key=lambda c: _cost(c, problem, sms))
+    itemsize = DTYPES[dtype].itemsize
+    (a_fast, a_width), (b_fast, b_width) = (_copy(x, problem.k, itemsize) for x in (problem.a, problem.b))
+    store = PACK_BYTES // DTYPES[out].itemsize
+    return _Launch(
+        entry="matmul_mma",
+        problem=problem,
+        swap=False,
+        blocks=_tiles(config, problem),
+        threads=config.threads,
+        smem_bytes=config.smem_bytes,
+        defines={
+            "OUTPUT": DTYPES[out].ctype,
+            "MULTIPLY": multiply,
+            "BM": config.bm,
+            "BN": config.bn,
+            "STAGES": config.stages,
+            "MIN_BLOCKS": config.blocks_per_sm,
+            "A_K_FAST": int(a_fast),
+            "A_WIDTH": a_width,
+            "B_K_FAST": int(b_fast),
+            "B_WIDTH": b_width,
+            "C_WIDTH": store if problem.b.outer % store == 0 else 1,
+        },
+        reason=f"{config.name} tile in {multiply}, {config.stages} stages, a {_copied(a_fast, a_width)}, "
+        f"b {_copied(b_fast, b_width)}",
+    )
+
+
+def _copy(operand: Operand, k: int, itemsize: int) -> tuple[bool, int]:
+    """(whether k is the dimension whose elements are neighbours, bytes copied at once; 0: element by element)"""
+    if operand.k_stride == 1 or operand.outer_stride != 1:
+        k_fast = operand.k_stride == 1 or (operand.k_stride or math.inf) < (operand.outer_stride or math.inf)
+        unit, extent, slow_stride = operand.k_stride == 1, k, operand.outer_stride
+        widths: tuple[int, ...] = (16, 8, 4)
+    else:
+        k_fast, unit, extent, slow_stride = False, True, operand.outer, operand.k_stride
+        # halves can lie in shared memory as they do outside, words can be turned round on the way
+        widths = {2: (16, 8, 4), 4: (16,)}.get(itemsize, ())
+    if unit:
+        for width in widths:
+            if width >= itemsize and operand.allows(width // itemsize, extent, slow_stride, width):
+                return k_fast, width
+    return k_fast, 0
+
+
+def _copied(k_fast: bool, width: int) -> str:
+    return f"along {'k' if k_fast else 'rows'} by {f'{width} bytes' if width else 'element'}"
 
 
 # ---- tiles ----
@@ -113,7 +216,7 @@ class _Load:
         return f"along {way} by {self.width}" + ("" if self.unit else ", strided")
 
 
-def _load(operand: Operand, k: int, pack: int) -> _Load:
+def _load(operand: Operand, k: int, pack: int, itemsize: int) -> _Load:
     if operand.k_stride == 1:
         k_fast, extent, slow_stride = True, k, operand.outer_stride
     elif operand.outer_stride == 1:
@@ -121,10 +224,11 @@ def _load(operand: Operand, k: int, pack: int) -> _Load:
     else:
         outer = operand.outer_stride or math.inf  # 0: nothing to run along
         return _Load((operand.k_stride or math.inf) < outer, 1, False)
-    return _Load(k_fast, pack if operand.allows(pack, extent, slow_stride, PACK_BYTES) else 1, True)
+    return _Load(k_fast, pack if operand.allows(pack, extent, slow_stride, pack * itemsize) else 1, True)
 
 
-def _tiled(problem: Problem, itemsize: int, sms: int, name: str | None, op: str) -> _Launch:
+def _tiled(problem: Problem, dtype: DType, sms: int, name: str | None, op: str) -> _Launch:
+    itemsize = dtype.computed
     legal = [config for config in MATMUL_CONFIGS if is_legal(config, itemsize) and name in (None, config.name)]
     if not legal:
         known = ", ".join(config.name for config in MATMUL_CONFIGS if is_legal(config, itemsize))
@@ -138,7 +242,7 @@ def _tiled(problem: Problem, itemsize: int, sms: int, name: str | None, op: str)
     )
     problem = problem.swapped() if swap else problem
     pack, run = PACK_BYTES // itemsize, config.run(itemsize)
-    a, b = _load(problem.a, problem.k, pack), _load(problem.b, problem.k, pack)
+    a, b = (_load(x, problem.k, pack, dtype.itemsize) for x in (problem.a, problem.b))
     store_width = run if problem.c_n == 1 and problem.b.outer % run == 0 else 1
     return _Launch(
         entry="matmul_simt",
@@ -167,11 +271,11 @@ def _tiled(problem: Problem, itemsize: int, sms: int, name: str | None, op: str)
     )
 
 
-def _tiles(config: MatmulConfig, problem: Problem) -> int:
+def _tiles(config: MatmulConfig | MmaConfig, problem: Problem) -> int:
     return -(-problem.a.outer // config.bm) * -(-problem.b.outer // config.bn) * problem.batches
 
 
-def _cost(config: MatmulConfig, problem: Problem, sms: int) -> tuple[float, int]:
+def _cost(config: MatmulConfig | MmaConfig, problem: Problem, sms: int) -> tuple[float, int]:
     """Time of the busiest SM, which gets its share of the blocks, rounded up; then the work of all. Both in outputs."""
     blocks = _tiles(config, problem)
     rounds = -(-blocks // sms)
@@ -181,24 +285,26 @@ def _cost(config: MatmulConfig, problem: Problem, sms: int) -> tuple[float, int]
 # ---- few rows ----
 
 
-def _skinny(problem: Problem, itemsize: int, sms: int, name: str | None) -> _Launch | None:
+def _skinny(problem: Problem, dtype: DType, sms: int, name: str | None) -> _Launch | None:
     """The launch of matmul_skinny, where one side has few enough rows and the sum is long enough for its lanes."""
     if name not in (None, SKINNY):
         return None
     swap = problem.b.outer < problem.a.outer  # a is the side with few rows
     problem = problem.swapped() if swap else problem
     a, b, k = problem.a, problem.b, problem.k
-    pack = PACK_BYTES // itemsize
+    pack = PACK_BYTES // dtype.computed
     k_lanes = b.k_stride == 1 or b.outer_stride != 1
     if k_lanes:
         unit = b.k_stride == 1 and a.k_stride == 1
-        wide = unit and all(x.allows(pack, k, x.outer_stride, PACK_BYTES) for x in (a, b))
+        wide = unit and all(x.allows(pack, k, x.outer_stride, pack * dtype.itemsize) for x in (a, b))
     else:
         unit = True
         # narrow where wide loads would leave SMs without a block
-        wide = b.allows(pack, b.outer, b.k_stride, PACK_BYTES) and b.outer * problem.batches >= 32 * pack * sms
+        wide = (
+            b.allows(pack, b.outer, b.k_stride, pack * dtype.itemsize) and b.outer * problem.batches >= 32 * pack * sms
+        )
     width = pack if wide else 1
-    config = skinny_config(a.outer, b.outer * problem.batches, k, k_lanes, width, itemsize, sms)
+    config = skinny_config(a.outer, b.outer * problem.batches, k, k_lanes, width, dtype.computed, sms)
     if config is None:
         return None
     return _Launch(

@@ -64,6 +64,15 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
+class Residual:
+    """What is added to the product. Strides in elements, 0 where it is broadcast."""
+
+    m_stride: int
+    n_stride: int
+    batch: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """A product, its batch dimensions merged as far as strides allow; c is contiguous, or transposed."""
 
@@ -73,6 +82,7 @@ class Problem:
     sizes: tuple[int, ...]  # of the batch dimensions
     c_m: int
     c_n: int
+    residual: Residual | None = None
 
     @property
     def batches(self) -> int:
@@ -81,17 +91,22 @@ class Problem:
 
     def swapped(self) -> Problem:
         """The transposed product, c^T = b^T a^T."""
-        return Problem(self.b, self.a, self.k, self.sizes, self.c_n, self.c_m)
+        r = self.residual
+        turned = None if r is None else Residual(r.n_stride, r.m_stride, r.batch)
+        return Problem(self.b, self.a, self.k, self.sizes, self.c_n, self.c_m, turned)
 
-    def scalars(self, bias_stride: int) -> tuple[int, ...]:
-        """What follows the pointers in the kernels' arguments, in their order."""
+    def scalars(self, bias_stride: int, *, c_n: bool = True) -> tuple[int, ...]:
+        """What follows the pointers in the kernels' arguments, in their order; `c_n` where the kernel takes it."""
         fill = (0,) * (MAX_BATCH_DIMS - len(self.sizes))
         sizes = (1,) * (MAX_BATCH_DIMS - len(self.sizes)) + self.sizes
+        r = self.residual or Residual(0, 0, (0,) * len(self.sizes))
         return (
-            *(self.a.outer_stride, self.a.k_stride, self.b.k_stride, self.b.outer_stride, self.c_m, self.c_n),
-            bias_stride,
+            *(self.a.outer_stride, self.a.k_stride, self.b.k_stride, self.b.outer_stride, self.c_m),
+            *((self.c_n,) if c_n else ()),
+            *(bias_stride, r.m_stride, r.n_stride),
             *(*fill, *self.a.batch),
             *(*fill, *self.b.batch),
+            *(*fill, *r.batch),
             self.a.outer * self.b.outer,
             *sizes[1:],
             self.batches,
@@ -101,41 +116,63 @@ class Problem:
     @property
     def largest(self) -> int:
         """The largest size or stride inside a batch: what an index of the kernel must hold."""
+        r = self.residual or Residual(0, 0, ())
         return max(
-            *(self.a.outer, self.b.outer, self.k, self.batches, self.c_m, self.c_n),
+            *(self.a.outer, self.b.outer, self.k, self.batches, self.c_m, self.c_n, r.m_stride, r.n_stride),
             *(self.a.outer_stride, self.a.k_stride, self.b.k_stride, self.b.outer_stride),
         )
 
 
-def problem_of(input: TensorSpec, other: TensorSpec, op: str = "matmul") -> Problem:
-    """The product of two tensors as torch.matmul reads them.
+def problem_of(input: TensorSpec, other: TensorSpec, op: str = "matmul", residual: TensorSpec | None = None) -> Problem:
+    """The product of two tensors as torch.matmul reads them, and what is added to it, broadcast.
 
     Raises:
-        RuntimeError: they cannot be multiplied.
+        RuntimeError: they cannot be multiplied, or the residual does not broadcast to the result.
     """
-    result_shape(input.shape, other.shape, op)
+    shape = result_shape(input.shape, other.shape, op)
     a_shape, a_strides = input.shape, input.strides
     b_shape, b_strides = other.shape, other.strides
-    if len(a_shape) == 1:
-        a_shape, a_strides = (1, *a_shape), (0, *a_strides)
+    r_strides = _expanded(residual, shape, op)
     if len(b_shape) == 1:
         b_shape, b_strides = (*b_shape, 1), (*b_strides, 0)
+        r_strides = (*r_strides, 0)
+    if len(a_shape) == 1:
+        a_shape, a_strides = (1, *a_shape), (0, *a_strides)
+        r_strides = (*r_strides[:-1], 0, *r_strides[-1:])
     sizes = _broadcast(a_shape[:-2], b_shape[:-2], op)
     a_batch = _batch_strides(a_shape[:-2], a_strides[:-2], len(sizes))
     b_batch = _batch_strides(b_shape[:-2], b_strides[:-2], len(sizes))
-    batch = [dim for dim in zip(sizes, a_batch, b_batch, strict=True) if dim[0] != 1]
+    batch = [dim for dim in zip(sizes, a_batch, b_batch, r_strides[:-2], strict=True) if dim[0] != 1]
     (m, k), n = a_shape[-2:], b_shape[-1]
-    a_m = a_strides[-2] if m > 1 else 0
+    a_m, r_m = (a_strides[-2], r_strides[-2]) if m > 1 else (0, 0)
     # Batches that share b and continue a's rows are more rows: one larger product, with b read once.
-    while batch and batch[-1][2] == 0 and (m == 1 or batch[-1][1] == m * a_m):
-        size, stride, _ = batch.pop()
-        a_m = a_m if m > 1 else stride
+    while batch and batch[-1][2] == 0 and (m == 1 or (batch[-1][1] == m * a_m and batch[-1][3] == m * r_m)):
+        size, stride, _, r_stride = batch.pop()
+        a_m, r_m = (a_m, r_m) if m > 1 else (stride, r_stride)
         m *= size
     merged = _merged(batch)
     a = Operand(m, a_m, a_strides[-1] if k > 1 else 0, tuple(dim[1] for dim in merged), input.alignment)
     b_n, b_k = b_strides[-1] if n > 1 else 0, b_strides[-2] if k > 1 else 0
     b = Operand(n, b_n, b_k, tuple(dim[2] for dim in merged), other.alignment)
-    return Problem(a, b, k, tuple(dim[0] for dim in merged), n, 1)
+    added = None
+    if residual is not None:
+        added = Residual(r_m, r_strides[-1] if n > 1 else 0, tuple(dim[3] for dim in merged))
+    return Problem(a, b, k, tuple(dim[0] for dim in merged), n, 1, added)
+
+
+def _expanded(residual: TensorSpec | None, shape: tuple[int, ...], op: str) -> tuple[int, ...]:
+    """The strides of the residual as a tensor of `shape`; zeros where there is none."""
+    if residual is None:
+        return (0,) * len(shape)
+    own = residual.shape
+    leading = len(shape) - len(own)
+    if leading < 0 or any(r not in (1, s) for r, s in zip(own, shape[leading:], strict=True)):
+        raise RuntimeError(
+            f"{op}: what is added, of shape {own}, cannot be broadcast to the result, which is {shape}; "
+            "sizes are equal, or 1"
+        )
+    strides = (0 if size == 1 else stride for size, stride in zip(own, residual.strides, strict=True))
+    return (*(0,) * leading, *strides)
 
 
 def _batch_strides(shape: tuple[int, ...], strides: tuple[int, ...], rank: int) -> tuple[int, ...]:
@@ -143,15 +180,15 @@ def _batch_strides(shape: tuple[int, ...], strides: tuple[int, ...], rank: int) 
     return (0,) * (rank - len(own)) + own
 
 
-def _merged(batch: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """(size, stride in a, stride in b) of the dimensions, joined where both operands step evenly over neighbours."""
-    merged: list[tuple[int, int, int]] = []
-    for size, a_stride, b_stride in reversed(batch):
+def _merged(batch: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """(size, stride in each tensor) of the dimensions, joined where all tensors step evenly over neighbours."""
+    merged: list[tuple[int, ...]] = []
+    for size, *strides in reversed(batch):
         if merged:
-            inner_size, inner_a, inner_b = merged[-1]
-            if (a_stride, b_stride) == (inner_size * inner_a, inner_size * inner_b):
-                merged[-1] = (size * inner_size, inner_a, inner_b)
+            inner_size, *inner = merged[-1]
+            if all(stride == inner_size * step for stride, step in zip(strides, inner, strict=True)):
+                merged[-1] = (size * inner_size, *inner)
                 continue
-        merged.append((size, a_stride, b_stride))
+        merged.append((size, *strides))
     merged.reverse()
     return merged

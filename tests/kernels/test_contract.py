@@ -103,7 +103,7 @@ def matmul_plans() -> Iterator[Plan]:
     for config in MATMUL_CONFIGS:
         yield plan_matmul(spec(500, 64), spec(64, 300), arch=ARCH, config=config.name)
         yield plan_linear(spec(7, 64), spec(300, 64), spec(300), arch=ARCH, activation="relu", config=config.name)
-    for dtype, (itemsize, _) in DTYPES.items():
+    for dtype, (_, _, itemsize, _) in DTYPES.items():
         config = next(config for config in MATMUL_CONFIGS if is_legal(config, itemsize))
         left, right = spec(3, 70, 30, dtype=dtype, transposed=True), spec(3, 30, 33, dtype=dtype)
         yield plan_matmul(left, right, arch=ARCH, config=config.name)
