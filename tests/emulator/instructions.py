@@ -67,7 +67,7 @@ def signature(opcode: str) -> Signature:
         return Signature(("pred",), (type_,))
     if base == "cvt":
         return Signature((parts[-2],), (type_, type_) if parts[-2].endswith("x2") else (type_,))
-    if base == "dp4a":
+    if base in ("dp4a", "dp2a"):
         return Signature(("u32",), ("u32", "u32", "u32"))
     return Signature((type_,), (type_,) * _COUNT.get(base, 2))
 
@@ -270,7 +270,7 @@ def exact_opcodes() -> Iterator[str]:
     yield from (f"{base}.pred" for base in ("and", "or", "xor", "not", "mov"))
     for t in ("s32", "u32"):
         yield from (f"{base}.{part}.{t}" for base in ("mul24", "mad24") for part in ("lo", "hi"))
-        yield from (f"dp4a.{t}.{u}" for u in ("s32", "u32"))
+        yield from (f"{base}.{t}.{u}" for base in ("dp4a", "dp2a.lo", "dp2a.hi") for u in ("s32", "u32"))
     yield from (f"bfe.{t}" for t in ("s32", "u32", "s64", "u64"))
     yield from (f"{base}.{t}" for base in ("bfi", "clz", "popc", "brev") for t in ("b32", "b64"))
     yield from (f"bfind{how}.{t}" for how in ("", ".shiftamt") for t in ("s32", "u32", "s64", "u64"))

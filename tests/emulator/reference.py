@@ -522,6 +522,13 @@ def _dp4a(parts: list[str], a: int, b: int, c: int) -> int:
     return cut(total, "u32")
 
 
+def _dp2a(parts: list[str], a: int, b: int, c: int) -> int:
+    total, first = c, 16 if parts[1] == "hi" else 0
+    for n in range(2):
+        total += number(a >> 16 * n, parts[2][0] + "16") * number(b >> first + 8 * n, parts[3][0] + "8")
+    return cut(total, "u32")
+
+
 def _bits(operation: Callable[..., int]) -> Callable[..., int]:
     return lambda parts, *operands: cut(operation(*operands), parts[-1])
 
@@ -566,6 +573,7 @@ MEANING: dict[str, Callable[..., int]] = {
     "bfind": _bfind,
     "prmt": _prmt,
     "dp4a": _dp4a,
+    "dp2a": _dp2a,
     "setp": _setp,
     "set": _set,
     "selp": lambda parts, a, b, c: a if c else b,

@@ -359,16 +359,19 @@ def lop3(g: Codegen, ins: Instruction) -> None:
 
 
 @rule("dp4a", "u32 s32")
-def dp4a(g: Codegen, ins: Instruction) -> None:
+@rule("dp2a", "u32 s32", "lo hi")
+def dot_product(g: Codegen, ins: Instruction) -> None:
+    """d = c + the products of four bytes of a and b, or of two halves of a and two bytes of b, its low or high ones."""
     ty = g.ty("b32")
     total = g.src(ins, 3, "b32")
-    kinds = ins.parts[1:3]
-    for n in range(4):
-        bytes_ = []
-        for place, kind in zip((1, 2), kinds, strict=True):
-            up = g.binary("shl", ty, g.src(ins, place, "b32"), g.splat("i32", 24 - 8 * n))
-            bytes_.append(g.binary("ashr" if kind[0] == "s" else "lshr", ty, up, g.splat("i32", 24)))
-        total = g.emit(f"add {ty} {total}, {g.emit(f'mul {ty} {bytes_[0]}, {bytes_[1]}')}")
+    count, bits = (4, 8) if ins.base == "dp4a" else (2, 16)
+    first = 2 if "hi" in ins.parts else 0
+    for n in range(count):
+        parts = []
+        for place, kind, width, at in ((1, ins.parts[-2], bits, n), (2, ins.parts[-1], 8, first + n)):
+            up = g.binary("shl", ty, g.src(ins, place, "b32"), g.splat("i32", 32 - width * (at + 1)))
+            parts.append(g.binary("ashr" if kind[0] == "s" else "lshr", ty, up, g.splat("i32", 32 - width)))
+        total = g.emit(f"add {ty} {total}, {g.emit(f'mul {ty} {parts[0]}, {parts[1]}')}")
     g.result(ins, total)
 
 

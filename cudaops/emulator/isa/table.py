@@ -45,7 +45,7 @@ def rule(bases: str, types: str, modifiers: str = "", needs: str = "") -> Callab
 _COUNTS = {
     (2,): "abs neg not cnot rcp sqrt rsqrt ex2 lg2 sin cos tanh clz popc brev bfind testp mov cvta",
     (3,): "add sub mul mul24 div rem min max and or xor shl shr bmsk copysign",
-    (4,): "mad mad24 fma sad selp slct shf bfe prmt dp4a",
+    (4,): "mad mad24 fma sad selp slct shf bfe prmt dp4a dp2a",
     (5,): "bfi lop3",
     (2, 3): "cvt ld st vote",
     (3, 4): "setp set",

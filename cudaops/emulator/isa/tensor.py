@@ -1,8 +1,9 @@
 """mma.sync, ldmatrix, stmatrix and movmatrix: matrices spread over the lanes of a warp.
 
 A fragment element lies in the same register of every lane, so each step along k is two constant shuffles and a
-multiply-add of 32 lanes for every accumulator. Accumulation is in f32 (f64, i32), k ascending; hardware keeps more
-bits and another order, so that only integer and f64 results are defined to the bit.
+multiply-add of 32 lanes for every accumulator. Accumulation is in f32 (f64), k ascending; hardware keeps more bits and
+another order, so that only integer and f64 results are defined to the bit. The products of bytes are added up in f32
+too, where their sum, at most 32 * 255^2 < 2^24, is exact, and LLVM is done with them many times sooner.
 """
 
 from __future__ import annotations
@@ -78,13 +79,13 @@ def mma(g: Codegen, ins: Instruction) -> None:
     a, b, c = fragment_layouts(shape, kind_a)
     k = a.elements * 32 // max(c.elements * 4, 8)
     g.vector = True
-    ty = {"f64": "f64", "s8": "s32", "u8": "s32"}.get(kind_a, "f32")
+    ty = "f64" if kind_a == "f64" else "f32"
     values_a = _elements(g, _items(ins.operands[1]), kind_a, a.elements)
     values_b = _elements(g, _items(ins.operands[2]), kind_b, b.elements)
     sums = _accumulators(g, _items(ins.operands[3]), into, c.elements)
-    wide = ty == "s32" and "satfinite" in ins.parts
-    if wide:
-        sums = [g.emit(f"sext <32 x i32> {s} to <32 x i64>") for s in sums]
+    integers = sums
+    if kind_a in ("s8", "u8"):
+        sums = ["zeroinitializer"] * len(sums)
     where_a = {a.place(lane, e): (lane, e) for lane in LANE for e in range(a.elements)}
     where_b = {b.place(lane, e): (lane, e) for lane in LANE for e in range(b.elements)}
     for step in range(k):
@@ -93,15 +94,11 @@ def mma(g: Codegen, ins: Instruction) -> None:
             places = [c.place(lane, n) for lane in LANE]
             x = _pick(g, "a", values_a, tuple(where_a[row, step] for row, _ in places), ty, shuffled)
             y = _pick(g, "b", values_b, tuple(where_b[column, step] for _, column in places), ty, shuffled)
-            if ty != "s32":
-                sums[n] = g.call("llvm.fma", ty, x, y, sums[n])
-            elif wide:
-                x, y = (g.emit(f"sext <32 x i32> {v} to <32 x i64>") for v in (x, y))
-                sums[n] = g.binary("add", "<32 x i64>", sums[n], g.binary("mul", "<32 x i64>", x, y))
-            else:
-                sums[n] = g.binary("add", "<32 x i32>", sums[n], g.binary("mul", "<32 x i32>", x, y))
-    if wide:
-        sums = [_saturated(g, s) for s in sums]
+            sums[n] = g.call("llvm.fma", ty, x, y, sums[n])
+    if kind_a in ("s8", "u8"):
+        products = [g.emit(f"fptosi <32 x float> {s} to <32 x i32>") for s in sums]
+        add = _saturated_sum if "satfinite" in ins.parts else _wrapped_sum
+        sums = [add(g, *pair) for pair in zip(integers, products, strict=True)]
     _write(g, _items(ins.operands[0]), sums, out)
 
 
@@ -124,7 +121,8 @@ def _elements(g: Codegen, registers: Sequence[Operand], kind: str, count: int) -
             word = g.read(register, "b32", vector=True)
             for n in range(4):
                 up = g.binary("shl", "<32 x i32>", word, g.splat32(24 - 8 * n))
-                found.append(g.binary("ashr" if kind == "s8" else "lshr", "<32 x i32>", up, g.splat32(24)))
+                byte = g.binary("ashr" if kind == "s8" else "lshr", "<32 x i32>", up, g.splat32(24))
+                found.append(g.emit(f"sitofp <32 x i32> {byte} to <32 x float>"))
     assert len(found) == count, f"{len(found)} elements, {count} expected"
     return found
 
@@ -153,8 +151,14 @@ def _pick(
     return done[key]
 
 
-def _saturated(g: Codegen, value: str) -> str:
+def _wrapped_sum(g: Codegen, x: str, y: str) -> str:
+    return g.binary("add", "<32 x i32>", x, y)
+
+
+def _saturated_sum(g: Codegen, x: str, y: str) -> str:
     ty = "<32 x i64>"
+    x, y = (g.emit(f"sext <32 x i32> {v} to {ty}") for v in (x, y))
+    value = g.binary("add", ty, x, y)
     for name, limit in (("llvm.smax", -(1 << 31)), ("llvm.smin", (1 << 31) - 1)):
         full = g.declare(f"{name}.v32i64", ty, f"{ty}, {ty}")
         value = g.emit(f"call {ty} @{full}({ty} {value}, {ty} splat (i64 {limit}))")
