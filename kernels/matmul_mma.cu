@@ -1,7 +1,7 @@
 // matmul_mma: c = a b, finished, batched, on the tensor cores: tiles come by asynchronous copies, STAGES deep.
 //
-// Entry:    matmul_mma(ELEMENT* c, const ELEMENT* input, const ELEMENT* other, const ELEMENT* bias,
-//                      const ELEMENT* residual,
+// Entry:    matmul_mma(OUTPUT* c, const ELEMENT* input, const ELEMENT* other, const OUTPUT* bias,
+//                      const OUTPUT* residual,
 //                      INDEX a_m, INDEX a_k, INDEX b_k, INDEX b_n, INDEX c_m, INDEX bias_stride,
 //                      INDEX r_m, INDEX r_n,
 //                      long long a_batch0, long long a_batch1, long long a_batch2,
@@ -10,9 +10,9 @@
 //                      INDEX batch1, INDEX batch2, INDEX batches, INDEX M, INDEX N, INDEX K,
 //                      SCALAR alpha, SCALAR beta)
 // Shapes:   as matmul_simt's
-// Types:    ELEMENT = __half, __nv_bfloat16, float (read as tf32: the top 19 bits), signed char, unsigned char;
-//           accumulated in float, and in int for the last two
-// Defines:  ELEMENT, OUTPUT what c, bias and residual are; SCALAR; INDEX as matmul_simt's;
+// Types:    ELEMENT = __half, __nv_bfloat16, float, signed char, unsigned char; a float is read as tf32: its top 19
+//           bits. Accumulated in float, the last two in int. OUTPUT = ELEMENT, or int for the last two
+// Defines:  ELEMENT, OUTPUT what c, bias and residual are; SCALAR INDEX as matmul_simt's;
 //           MULTIPLY f16, bf16, tf32, s8 or u8; BM BN the block's tile, of 64 x 64 a warp; STAGES tiles on their way;
 //           MIN_BLOCKS that must fit an SM by registers;
 //           A_K_FAST B_K_FAST 1: k is the dimension whose elements are neighbours; A_WIDTH B_WIDTH bytes copied at once
@@ -21,7 +21,7 @@
 //           BIAS ACTIVATION SCALED RESIDUAL as matmul_simt's
 // Launch:   grid ceil(M / BM) * ceil(N / BN) * batches, on x, y taking over beyond 2^31 - 1;
 //           block 32 * (BM / 64) * (BN / 64)
-// Shared:   dynamic, STAGES * (BM + BN) * 64, STAGES >= 3
+// Shared:   dynamic, STAGES * (BM + BN) * 64; STAGES >= 3
 // Needs:    c does not overlap what is read; sm_80
 // Sum:      32 bytes along k an instruction, inside which the order is the hardware's. Repeatable
 // Host:     cudaops/ops/matmul_plan.py, plan_matmul; cudaops/ops/linear.py, plan_linear

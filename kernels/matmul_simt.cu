@@ -12,9 +12,9 @@
 // Shapes:   c [batches][M][N], a [batches][M][K], b [batches][K][N], bias [N] or [M], residual [batches][M][N], at any
 //           strides, in elements; where BIAS or RESIDUAL is 0 that tensor is anything: it is not read. A batch index is
 //           read as (i0, i1, i2) of sizes (., batch1, batch2); a broadcast dimension has stride 0. K = 0 adds up nothing
-// Types:    ELEMENT = float, double, __half, __nv_bfloat16, float2, double2 (complex), signed char, unsigned char,
-//           short, int, long long. Halves are computed in float, integers in 32 or 64 bits, of which the low ones are
-//           stored (they wrap)
+// Types:    ELEMENT = float, double, __half, __nv_bfloat16, float2, double2, signed char, unsigned char, short, int,
+//           long long; float2 and double2 are complex numbers. COMPUTED is what it is computed in: halves in float,
+//           integers unsigned in 32 or 64 bits, of which the low ones are stored (they wrap)
 // Defines:  ELEMENT; SCALAR what alpha and beta are: float, double or long long;
 //           INDEX = int where every size, stride and the number of blocks fits 31 bits, else long long;
 //           BM BN BK the block's tile, TM x TN outputs a thread, LANES_N lanes of a warp along n (32: it spans rows);

@@ -10,7 +10,8 @@
 //                         INDEX batch1, INDEX batch2, INDEX batches, INDEX M, INDEX N, INDEX K,
 //                         SCALAR alpha, SCALAR beta)
 // Shapes:   as matmul_simt's, M <= ROWS
-// Types:    ELEMENT as matmul_simt's
+// Types:    ELEMENT = float, double, __half, __nv_bfloat16, float2, double2, signed char, unsigned char, short, int,
+//           long long, COMPUTED as matmul_simt's
 // Defines:  ELEMENT SCALAR INDEX A_CONJ B_CONJ BIAS ACTIVATION RESIDUAL SCALED SWAP as matmul_simt's;
 //           ROWS of a that are computed; WARPS of a block, K_WARPS of them share k;
 //           K_LANES 1: lanes run along k, and K_WARPS warps make COLUMNS of c (ROWS * COLUMNS <= 32);

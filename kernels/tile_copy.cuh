@@ -40,8 +40,11 @@ struct TileCopy {
     static constexpr int AT_ONCE = Width > 0 ? Width / SIZE : 1;
     static constexpr int LINE = FAST / AT_ONCE;
     static constexpr int LINES_AT_ONCE = TURNED ? AT_ONCE : 1;
-    static constexpr int PIECES = LINE * (SLOW / LINES_AT_ONCE), COUNT = PIECES / Threads;
-    static_assert(PIECES % Threads == 0 && (Threads % LINE == 0 || LINE % Threads == 0), "threads must tile the lines");
+    static constexpr int PIECES = LINE * (SLOW / LINES_AT_ONCE), COUNT = (PIECES + Threads - 1) / Threads;
+    // Unrolled, what stays the same from tile to tile is kept in registers, which many pieces would use up.
+    static constexpr int UNROLL = COUNT <= 8 ? COUNT : 4;
+    static_assert(PIECES % Threads == 0 || PIECES < Threads, "every thread has as many pieces, or one at most");
+    static_assert(Threads % LINE == 0 || LINE % Threads == 0, "threads must tile the lines");
 
     // Piece i of this thread: its line, and its first element there.
     static __device__ __forceinline__ int slow(int i) { return (threadIdx.x + i * Threads) / LINE * LINES_AT_ONCE; }
@@ -54,10 +57,11 @@ struct TileCopy {
     // The tile at `from`, of which outer_left x k_left elements are inside; the rest is zero and is not read.
     static __device__ __forceinline__ void copy(
         char* tile, const S* from, Index outer_stride, Index k_stride, Index outer_left, Index k_left) {
+        if (PIECES < Threads && threadIdx.x >= PIECES) return;
         const Index slow_left = KFast ? outer_left : k_left, fast_left = KFast ? k_left : outer_left;
         const Index slow_stride = KFast ? outer_stride : k_stride, fast_stride = KFast ? k_stride : outer_stride;
         if constexpr (ASYNC) {
-#pragma unroll
+#pragma unroll UNROLL
             for (int i = 0; i < COUNT; ++i) {
                 const bool inside = slow(i) < slow_left && fast(i) < fast_left;
                 const S* piece = from + (long long)slow(i) * slow_stride + fast(i);
@@ -65,7 +69,7 @@ struct TileCopy {
                 copy_async<Width>(shared_address(tile + to), inside ? piece : from, inside);
             }
         } else if constexpr (TURNED) {
-#pragma unroll
+#pragma unroll UNROLL
             for (int i = 0; i < COUNT; ++i) {
                 Pack<S, 4> line[4];
 #pragma unroll
@@ -81,7 +85,7 @@ struct TileCopy {
                 }
             }
         } else {
-#pragma unroll 8
+#pragma unroll UNROLL
             for (int i = 0; i < COUNT; ++i) {
                 S x = 0;
                 if (slow(i) < slow_left && fast(i) < fast_left)

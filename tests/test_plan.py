@@ -7,6 +7,7 @@ from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
+import torch
 
 from cudaops.errors import LaunchError, UnsupportedError
 from cudaops.plan import (
@@ -106,13 +107,13 @@ def test_specs_and_sources_are_hashable() -> None:
 
 
 def test_the_element_types_have_their_sizes_in_c() -> None:
-    sizes = {"float": 4, "double": 8, "int": 4, "long long": 8}
-    assert {name: (dtype.itemsize, sizes[dtype.ctype]) for name, dtype in DTYPES.items()} == {
-        "float32": (4, 4),
-        "float64": (8, 8),
-        "int32": (4, 4),
-        "int64": (8, 8),
-    }
+    """By name: (bytes of an element and of what it is computed in, its type, that of its factor)."""
+    sizes = {"float": 4, "double": 8, "__half": 2, "__nv_bfloat16": 2, "float2": 8, "double2": 16}
+    sizes |= {"signed char": 1, "unsigned char": 1, "short": 2, "int": 4, "long long": 8}
+    for name, dtype in DTYPES.items():
+        assert dtype.itemsize == sizes[dtype.ctype] == getattr(torch, name).itemsize
+        assert dtype.computed == max(4, dtype.itemsize)
+        assert dtype.scalar == ("long long" if "int" in name else "double" if dtype.ctype[:6] == "double" else "float")
 
 
 # ---- limits ----

@@ -164,6 +164,6 @@ def _reason_of_weight(module: nn.Module) -> str | None:
 
 def unsupported_dtype(module: nn.Module) -> str | None:
     """Why no kernel takes the dtype of this module's weight; None if one does."""
-    name = str(module.weight.dtype).removeprefix("torch.")  # type: ignore[union-attr]
+    name = str(module.weight.dtype).removeprefix("torch.")
     known = DTYPES if isinstance(module, nn.Linear) else CONV_DTYPES
     return None if name in known else f"no kernel for {name} yet (there are: {', '.join(known)})"

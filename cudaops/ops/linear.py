@@ -54,9 +54,9 @@ def linear(
         input: `(*, in_features)`, any strides; dtypes as `matmul`'s.
         weight: `(out_features, in_features)`, or `(in_features)`, then the last dimension is dropped from the result.
         bias: `(out_features)`, or anything that broadcasts to the result.
-        activation: None, `'relu'`, `'gelu'`, `'gelu_tanh'`, `'silu'`, `'sigmoid'` or `'tanh'`, applied before the result
-            is rounded to its dtype. Where gradients are wanted through gelu, gelu_tanh or silu, torch applies it to the
-            kernel's result, which backward needs.
+        activation: None, `'relu'`, `'gelu'`, `'gelu_tanh'`, `'silu'`, `'sigmoid'` or `'tanh'`, applied before the
+            result is rounded to its dtype. Where gradients are wanted through gelu, gelu_tanh or silu, torch applies it
+            to the kernel's result, which backward needs.
         residual: anything that broadcasts to the result.
 
     Returns:
@@ -77,7 +77,7 @@ def linear(
             library.check_tensors("linear", input=input, weight=weight, **{name: extra})
     if library.transforms_active():
         return _composed(input, weight, bias, residual, activation)
-    if activation not in (None, *_BACKWARD) and library.needs_autograd(input, weight, bias, residual):
+    if activation is not None and activation not in _BACKWARD and library.needs_autograd(input, weight, bias, residual):
         return _APPLIED[activation](_op(input, weight, bias, residual))
     return _op(input, weight, bias, residual, activation=activation)
 
@@ -192,7 +192,8 @@ def _kernel(
     if input.shape[-1] == 0:  # nothing to add up: torch's elementwise ops finish
         return _finished(input.new_zeros(shape), bias, residual, activation)
     if bias is not None and not _is_row(bias):
-        bias, residual = None, bias if residual is None else bias + residual
+        residual = bias if residual is None else bias + residual
+        bias = None
     input, weight = few_batch_dims(input, weight)
     extras = tuple(None if extra is None else spec_of(extra) for extra in (bias, residual))
     tf32 = library.reads_tf32(input)
@@ -263,7 +264,7 @@ def _autograd(
     activation: str | None = None,
 ) -> torch.Tensor:
     if library.needs_autograd(input, weight, bias, residual):
-        if activation not in (None, *_BACKWARD):
+        if activation is not None and activation not in _BACKWARD:
             return _APPLIED[activation](_Linear.apply(input, weight, bias, residual, None))
         return _Linear.apply(input, weight, bias, residual, activation)
     with library.below_autograd():
@@ -289,13 +290,14 @@ def _vmap(
     turned = weight.mT if weight.dim() - (weight_dim is not None) == 2 else weight
     product = torch.ops.cudaops.matmul.default
     out = matmul_batched(product, (input_dim, None if weight_dim is None else 0), input, turned)
-    added = []
-    for extra, dim in ((bias, bias_dim), (residual, residual_dim)):
-        if extra is not None:
-            extra = extra.unsqueeze(0) if dim is None else extra.movedim(dim, 0)
-            extra = extra.reshape(extra.shape[0], *(1,) * (out.dim() - extra.dim()), *extra.shape[1:])
-        added.append(extra)
-    return _finished(out, *added, activation), 0
+
+    def added(extra: torch.Tensor | None, dim: int | None) -> torch.Tensor | None:
+        if extra is None:
+            return None
+        extra = extra.unsqueeze(0) if dim is None else extra.movedim(dim, 0)
+        return extra.reshape(extra.shape[0], *(1,) * (out.dim() - extra.dim()), *extra.shape[1:])
+
+    return _finished(out, added(bias, bias_dim), added(residual, residual_dim), activation), 0
 
 
 _op = library.define(

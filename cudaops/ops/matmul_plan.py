@@ -1,5 +1,7 @@
-"""Which kernel a product runs on, and how: matmul_skinny where one side has a few rows, matmul_mma where the tensor cores
-have the type, else matmul_simt."""
+"""Which kernel a product runs on, and how.
+
+matmul_skinny where one side has a few rows, matmul_mma where the tensor cores have the type, else matmul_simt.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +37,7 @@ from cudaops.plan import (
 _INT_MAX = 2**31 - 1 - 1024  # leaves room for a tile beyond the end
 _RASTER_ROWS = 8  # tile rows that neighbouring blocks share, as in the kernel
 ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")  # in the order of epilogue.cuh
+_MMA_WORK = 32**3  # multiply-adds of a matrix below which tensor cores gain nothing, and their kernel compiles longer
 _FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 Number = int | float
@@ -145,6 +148,8 @@ def _mma(problem: Problem, dtype: str, out: str, arch: str, tf32: bool, name: st
     """The launch of matmul_mma, where the arch has the instructions and copies, and the type is theirs."""
     multiply = MMA_MULTIPLY.get(dtype)
     if multiply is None or (multiply == "tf32" and not tf32) or int(arch.removeprefix("sm_").rstrip("af")) < 80:
+        return None
+    if name is None and problem.a.outer * problem.b.outer * problem.k < _MMA_WORK:
         return None
     smem, sms = limits_of(arch).smem_per_block, sm_count(arch)
     fitting = [c for c in MMA_CONFIGS if c.smem_bytes <= smem and name in (None, c.name)]

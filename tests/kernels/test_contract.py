@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from cudaops.compile import CompiledKernel, compile_kernel
 from cudaops.ops.conv import plan_conv2d, plan_conv2d_input, plan_conv2d_weight
 from cudaops.ops.linear import plan_linear
 from cudaops.ops.matmul import plan_matmul
-from cudaops.ops.matmul_configs import MATMUL_CONFIGS, is_legal
+from cudaops.ops.matmul_configs import MATMUL_CONFIGS, MMA_CONFIGS, MMA_MULTIPLY, is_legal
 from cudaops.plan import DTYPES, Plan, TensorSpec
 from cudaops.sources import kernels_dir
 
@@ -77,9 +78,16 @@ def read(file: Path) -> Contract:
     return Contract(title.strip(), sections)
 
 
+def size_of(name: str, names: Mapping[str, int]) -> int:
+    """Bytes of the type that `name` stands for; COMPUTED is what an ELEMENT is computed in."""
+    if name == "COMPUTED":
+        return next(dtype.computed for dtype in DTYPES.values() if dtype.ctype == str(names["ELEMENT"]))
+    return C_SIZES[str(names[name])]
+
+
 def value_of(expression: str, names: Mapping[str, int]) -> int | None:
     """The value of an integer expression of C; None where it names what is not known here."""
-    text = re.sub(r"sizeof\((\w+)\)", lambda m: str(C_SIZES[str(names[m[1]])]), expression)
+    text = re.sub(r"sizeof\((\w+)\)", lambda m: str(size_of(m[1], names)), expression)
     text = re.sub(r"\bceil\((\w+) / ", r"ceil(\1, ", text).replace("/", "//")
     functions = {"ceil": lambda n, d: -(-n // d)}
     if set(re.findall(r"[A-Za-z_]\w*", text)) - set(names) - set(functions):
@@ -103,8 +111,8 @@ def matmul_plans() -> Iterator[Plan]:
     for config in MATMUL_CONFIGS:
         yield plan_matmul(spec(500, 64), spec(64, 300), arch=ARCH, config=config.name)
         yield plan_linear(spec(7, 64), spec(300, 64), spec(300), arch=ARCH, activation="relu", config=config.name)
-    for dtype, (_, _, itemsize, _) in DTYPES.items():
-        config = next(config for config in MATMUL_CONFIGS if is_legal(config, itemsize))
+    for dtype, described in DTYPES.items():
+        config = next(config for config in MATMUL_CONFIGS if is_legal(config, described.computed))
         left, right = spec(3, 70, 30, dtype=dtype, transposed=True), spec(3, 30, 33, dtype=dtype)
         yield plan_matmul(left, right, arch=ARCH, config=config.name)
     yield plan_linear(spec(3000, 8), spec(5, 8), spec(5), arch=ARCH)  # with its operands exchanged
@@ -114,10 +122,28 @@ def skinny_plans() -> Iterator[Plan]:
     for dtype in DTYPES:
         yield plan_matmul(spec(1, 64, dtype=dtype), spec(64, 90, dtype=dtype), arch=ARCH)
         yield plan_linear(
-            spec(3, 64, dtype=dtype), spec(90, 64, dtype=dtype), spec(90, dtype=dtype), arch=ARCH, activation="relu"
+            spec(3 if DTYPES[dtype].computed < 16 else 1, 64, dtype=dtype),
+            spec(90, 64, dtype=dtype),
+            spec(90, dtype=dtype),
+            spec(90, dtype=dtype),
+            arch=ARCH,
+            activation=None if dtype.startswith("complex") else "relu",
         )
     yield plan_linear(spec(5000, 64), spec(2, 64), spec(2), arch=ARCH)  # with its operands exchanged
     yield plan_matmul(spec(8, 4000), spec(4000, 90, transposed=True), arch=ARCH)  # with warps that share k
+
+
+def mma_plans() -> Iterator[Plan]:
+    for config in MMA_CONFIGS:
+        half = partial(spec, dtype="bfloat16")
+        yield plan_matmul(half(500, 64), half(64, 300), arch=ARCH, config=config.name)
+    for dtype in MMA_MULTIPLY:
+        left, right = spec(3, 70, 36, dtype=dtype, transposed=True), spec(3, 36, 77, dtype=dtype)
+        yield plan_matmul(left, right, arch=ARCH, tf32=True, config=MMA_CONFIGS[-1].name)
+    for dtype in ("int8", "uint8"):
+        yield plan_matmul(spec(70, 64, dtype=dtype), spec(64, 80, dtype=dtype), arch=ARCH, out="int32")
+    operands = (spec(*shape, dtype="float16") for shape in ((70, 64), (300, 64), (300,), (70, 300)))
+    yield plan_linear(*operands, arch=ARCH, activation="gelu")
 
 
 def conv_plans() -> Iterator[Plan]:
@@ -134,6 +160,7 @@ def conv_plans() -> Iterator[Plan]:
 
 PLANS: dict[str, Callable[[], Iterator[Plan]]] = {
     "matmul_simt.cu": matmul_plans,
+    "matmul_mma.cu": mma_plans,
     "matmul_skinny.cu": skinny_plans,
     "conv_implicit_gemm.cu": lambda: (plan for plan in conv_plans() if plan.source.file == "conv_implicit_gemm.cu"),
     "conv_split_sum.cu": lambda: (plan for plan in conv_plans() if plan.source.file == "conv_split_sum.cu"),
@@ -240,8 +267,11 @@ def test_contract_shared_memory_is_the_compiled(file: Path, compiled: Compiled) 
         if shared == "none":
             assert (static, dynamic) == (0, 0)
         elif shared.startswith("dynamic"):
+            expression = re.match(r"dynamic, ([^;]*)", shared)
+            value = expression and value_of(expression[1], names_of(plan))
             assert static == 0
-            assert dynamic > 0
+            assert (value or dynamic) == dynamic > 0
+            assert value or not file.name.startswith("matmul")
         else:
             expression = re.match(r"static, (.*)", shared)
             assert expression

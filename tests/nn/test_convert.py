@@ -245,9 +245,11 @@ def test_weights_assigned_later_and_a_change_of_dtype_are_seen() -> None:
     layer.double()
     assert torch.equal(layer(x.double()), functional.linear(x.double(), layer.weight, layer.bias))
     layer.half()
-    assert "float16" in rows(layer)[""].reason
-    with pytest.raises((RuntimeError, TypeError), match=r"float16|Half"):
-        layer(x.half())
+    assert torch.equal(layer(x.half()), functional.linear(x.half(), layer.weight, layer.bias))
+    layer.to(torch.float8_e4m3fn)
+    assert "float8_e4m3fn" in rows(layer)[""].reason
+    with pytest.raises(cudaops.UnsupportedError, match="float8_e4m3fn"):
+        layer(x.to(torch.float8_e4m3fn))
 
 
 def test_channels_last_weights_and_images_keep_their_result() -> None:

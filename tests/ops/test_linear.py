@@ -70,7 +70,7 @@ def test_linear_every_configuration(config: MatmulConfig, rng: torch.Generator) 
     input, weight, bias = operands(((m, k), (n, k), (n,)), torch.float32, rng)
     plan = plan_linear(*map(spec_of, (input, weight, bias)), arch="sm_80", activation="relu", config=config.name)
     out = torch.empty(m, n)
-    launch(plan, (out, input, weight, bias))
+    launch(plan, (out, input, weight, bias, input))
     check(out, input, weight.t(), bias, relu=True)
 
 
@@ -171,11 +171,11 @@ def test_linear_refuses_options_it_does_not_have() -> None:
     x = torch.ones(3, 3)
     with pytest.raises(ValueError, match=r"activation must be None or one of relu, gelu, .* got 'swish'"):
         linear(x, x, activation="swish")
-    for activation in (None, "relu", "gelu"):
-        with pytest.raises(UnsupportedError, match="residual is not in the kernel yet, got one; add it"):
-            linear(x, x, activation=activation, residual=x)
-    with pytest.raises(UnsupportedError, match=r"linear: no kernel for torch\.float16"):
-        linear(x.half(), x.half())
+    with pytest.raises(UnsupportedError, match=r"linear: no kernel for torch\.bool; there is one for float32"):
+        linear(x.bool(), x.bool())
+    for dtype, activation in ((torch.int64, "gelu"), (torch.complex64, "relu")):
+        with pytest.raises(UnsupportedError, match=f"no activation '{activation}' for {str(dtype)[6:]}; there is"):
+            linear(x.to(dtype), x.to(dtype), activation=activation)
 
 
 # ---- gradients ----
