@@ -199,7 +199,7 @@ def _kernel(
     tf32 = library.reads_tf32(input)
     plan = _plan(spec_of(input), spec_of(weight), *extras, activation, arch_of(input.device), tf32)
     out = input.new_empty(shape)
-    launch(plan, (out, input, weight, *(input if extra is None else extra for extra in (bias, residual))))
+    launch(plan, (out, input, weight, *(out if extra is None else extra for extra in (bias, residual))))
     return out
 
 

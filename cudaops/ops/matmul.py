@@ -69,7 +69,7 @@ def _kernel(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     out = input.new_empty(shape)
     if plan is None:
         return out.zero_()
-    launch(plan, (out, input, other, input, input))
+    launch(plan, (out, input, other, out, out))
     return out
 
 
