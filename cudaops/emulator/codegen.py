@@ -63,8 +63,9 @@ class Codegen(Accesses):
         self.barriers = [
             b for b in flow.reachable if flow.blocks[b].instructions and is_barrier(flow.blocks[b].instructions[-1])
         ]
-        if self.geometry.warps == 1 and not analysis.masked.intersection(self.barriers):
-            self.barriers = []  # one warp runs in step
+        in_step = self.geometry.warps == 1 and not analysis.masked.intersection(self.barriers)
+        if in_step and self.checks is not Checks.SANITIZER:  # which must see them
+            self.barriers = []
         self._assign_homes()
         self._prologue()
         for b in flow.reachable:
@@ -82,6 +83,7 @@ class Codegen(Accesses):
         ir = "\n".join(
             [
                 *self.tables.values(),
+                *self.hull_tables(),
                 *self.declarations.values(),
                 *self.helpers.values(),
                 f"define i32 @{symbol}(ptr %ctx, ptr %frame, i32 %warp) #0 {{",

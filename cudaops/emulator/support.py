@@ -5,12 +5,14 @@ Compiled once for a machine and reached through function pointers in the worker 
 
 from __future__ import annotations
 
-from cudaops.emulator import layout, sanitizer
+from cudaops.emulator import hull, layout, sanitizer, shadow, watch
+from cudaops.emulator.function import assembled
 from cudaops.emulator.layout import LAUNCH, SPACES, WORKER
 
 ATTRIBUTES = (
     'attributes #0 = { nounwind alignstack=64 "frame-pointer"="none" "prefer-vector-width"="512" '
-    '"min-legal-vector-width"="512" }'
+    '"min-legal-vector-width"="512" }\n'
+    '!1 = !{!"branch_weights", i32 1, i32 2000}'
 )
 
 
@@ -23,7 +25,7 @@ def ir() -> str:
     parts += [_wide(8), _wide(16)]
     parts.append(_printf())
     parts.append(_poll())
-    parts.append(sanitizer.ir())
+    parts.append(assembled([*sanitizer.functions(), *shadow.functions(), *watch.functions(), *hull.functions()]))
     parts.append(_run())
     parts.append(ATTRIBUTES)
     return "\n".join(parts)
@@ -97,15 +99,24 @@ try:
   %g.c = icmp uge i64 %end, %start
   %g.ab = and i1 %g.a, %g.b
   %g.in = and i1 %g.ab, %g.c
-  br i1 %g.in, label %yes, label %next
+  br i1 %g.in, label %found, label %next
 next:
   %n.next = add i64 %n, 1
   br label %loop
+found:{_field("shadows", "%shadows", "ptr", LAUNCH, "%launch")}
+  %watched = icmp ne ptr %shadows, null
+  br i1 %watched, label %remember, label %yes
+remember:
+  %shadow = getelementptr [2 x i64], ptr %shadows, i64 %n
+  %place = load [2 x i64], ptr %shadow, align 8
+  %mine.shadow = getelementptr i8, ptr %mine, i64 {layout.SLOT_SHADOW}
+  store [2 x i64] %place, ptr %mine.shadow, align 8
+  br label %yes
 yes:
-  %low = phi i64 [ %s.low, %shared ], [ %l.low, %local ], [ %g.low, %try ]
-  %size = phi i64 [ %s.size, %shared ], [ %l.size, %local ], [ %g.size, %try ]
+  %low = phi i64 [ %s.low, %shared ], [ %l.low, %local ], [ %g.low, %found ], [ %g.low, %remember ]
+  %size = phi i64 [ %s.size, %shared ], [ %l.size, %local ], [ %g.size, %found ], [ %g.size, %remember ]
   store i64 %low, ptr %mine, align 8
-  %mine.size = getelementptr i8, ptr %mine, i64 8
+  %mine.size = getelementptr i8, ptr %mine, i64 {layout.SLOT_SIZE}
   store i64 %size, ptr %mine.size, align 8
   ret i1 true
 no:
@@ -547,7 +558,6 @@ entry:
   %done.at = getelementptr i8, ptr %ctx, i64 {WORKER["done"]}
   %fenced.at = getelementptr i8, ptr %ctx, i64 {WORKER["fenced"]}
   %acquired.at = getelementptr i8, ptr %ctx, i64 {WORKER["acquired"]}
-  %init.at = getelementptr i8, ptr %ctx, i64 {WORKER["shared_init"]}
   %steps.at = getelementptr i8, ptr %ctx, i64 {WORKER["steps"]}
   %budget.at = getelementptr i8, ptr %ctx, i64 {WORKER["budget"]}
   %budget_start.at = getelementptr i8, ptr %ctx, i64 {WORKER["budget_start"]}
@@ -580,17 +590,12 @@ block:
   store i32 %x32, ptr %ctaid.x, align 4
   store i32 %y32, ptr %ctaid.y, align 4
   store i32 %z32, ptr %ctaid.z, align 4
-  call void @cudaops_tick(ptr %ctx)
+  call void @cudaops_born(ptr %ctx)
   store i64 0, ptr %fenced.at, align 8
   store i64 0, ptr %acquired.at, align 8
   br i1 %has.shared, label %poison.shared, label %ready
 poison.shared:
   call void @llvm.memset.p0.i64(ptr %shared, i8 -1, i64 %shared.bytes, i1 false)
-  %init = load ptr, ptr %init.at, align 8
-  %no.init = icmp eq ptr %init, null
-  br i1 %no.init, label %ready, label %forget
-forget:
-  call void @llvm.memset.p0.i64(ptr %init, i8 0, i64 %shared.bytes, i1 false)
   br label %ready
 ready:
   br label %reset

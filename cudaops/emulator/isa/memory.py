@@ -77,7 +77,7 @@ def ld(g: Codegen, ins: Instruction) -> None:
         _load_parameter(g, ins, source)
         return
     a = access(g, ins, ins.operands[0])
-    if g.checks is Checks.SANITIZER:
+    if g.checks is Checks.SANITIZER and not g.hull_known(a):
         _watched_load(g, a, source)
         return
     if a.address.uniform:
@@ -95,7 +95,7 @@ def st(g: Codegen, ins: Instruction) -> None:
     target = ins.operands[0]
     assert isinstance(target, Mem)
     a = access(g, ins, ins.operands[1])
-    if g.checks is Checks.SANITIZER:
+    if g.checks is Checks.SANITIZER and not g.hull_known(a):
         places = g.address_vector(target, a.space)
         mask = g.mask
         g.watch(a, places, sanitizer.WRITE)
@@ -114,16 +114,21 @@ def st(g: Codegen, ins: Instruction) -> None:
 def _watched_load(g: Codegen, a: Access, source: Mem) -> None:
     places, mask = g.address_vector(source, a.space), g.mask
     g.watch(a, places, sanitizer.READ)
-    values = _load_varying(g, a, places)
+    values = _load_varying(g, a, places, raw=True)
     uniform = a.address.uniform
-    if uniform:  # all lanes read the same: take what the first one that may read got
-        name = g.declare("llvm.cttz.i32", "i32", "i32, i1")
-        lane = g.emit(f"call i32 @{name}(i32 {g.bits_of(g.mask_or_full())}, i1 false)")
-        lane = g.binary("and", "i32", lane, "31")
-        values = [g.emit(f"extractelement {g.llvm(a.type, True)} {value}, i32 {lane}") for value in values]
+    if uniform:
+        values = _of_first_lane(g, a, values)
     g.mask = mask
-    for item, value in zip(a.items, values, strict=True):
+    for item, value in zip(a.items, _values(g, a, values, not uniform), strict=True):
         g.write(item, value, a.type, vector=not uniform)
+
+
+def _of_first_lane(g: Codegen, a: Access, values: list[str]) -> list[str]:
+    """All lanes read the same: what the first one that may read got."""
+    name = g.declare("llvm.cttz.i32", "i32", "i32, i1")
+    lane = g.emit(f"call i32 @{name}(i32 {g.bits_of(g.mask_or_full())}, i1 false)")
+    lane = g.binary("and", "i32", lane, "31")
+    return [g.emit(f"extractelement <32 x {a.element}> {value}, i32 {lane}") for value in values]
 
 
 def _load_parameter(g: Codegen, ins: Instruction, source: Mem) -> None:
@@ -159,8 +164,16 @@ def _load_uniform(g: Codegen, a: Access, source: Mem) -> list[str]:
     def fast() -> list[str]:
         return [g.emit(f"load {a.element}, ptr {p}, align 1") for p in g.pointers(address, a)]
 
-    values = g.checked(a, address, a.total, 0, fast, lambda: _report_scalar(g, a, address))
+    values = g.checked(a, address, a.total, 0, fast, lambda: _slow_scalar_load(g, a, address))
     return _values(g, a, values, False)
+
+
+def _slow_scalar_load(g: Codegen, a: Access, address: str) -> list[str]:
+    places = g.splat_value("i64", address)
+    if g.checks is Checks.SANITIZER:  # some lanes may read
+        return _of_first_lane(g, a, _load_varying(g, a, places, raw=True))
+    g.report(a, places, store=False)
+    return ["0"] * len(a.items)
 
 
 def _store_uniform(g: Codegen, a: Access, target: Mem) -> None:
@@ -179,13 +192,15 @@ def _store_uniform(g: Codegen, a: Access, target: Mem) -> None:
             g.line(f"store {a.element} {value}, ptr {p}, align 1")
         return []
 
-    g.checked(a, address, a.total, 0, fast, lambda: _report_scalar(g, a, address, store=True))
+    def slow() -> list[str]:
+        places = g.splat_value("i64", address)
+        if g.checks is Checks.SANITIZER:  # some lanes may write
+            _store_varying(g, a, places, [g.splat_value(a.element, value) for value in values])
+        else:
+            g.report(a, places, store=True)
+        return []
 
-
-def _report_scalar(g: Codegen, a: Access, address: str, store: bool = False) -> list[str]:
-    """Not inside any extent: the out-of-line load reports it (and gives 0); nothing is stored."""
-    g.report(a, g.splat_value("i64", address), store)
-    return [] if store else ["0"] * len(a.items)
+    g.checked(a, address, a.total, 0, fast, slow)
 
 
 # -- affine -----------------------------------------------------------------------------------------------------------
@@ -263,7 +278,7 @@ def _store_affine(g: Codegen, a: Access, target: Mem) -> None:
             g.line(f"call void @{name}({ty} {whole}, ptr {start}, i32 1, <{count} x i1> {spread})")
         return []
 
-    if not contiguous:
+    if not contiguous and g.checks is not Checks.SANITIZER:
         fast()  # the out-of-line store does its own checks
         return
     g.checked(a, address, hull, low, fast, lambda: _slow_store(g, a, target, values))
