@@ -69,8 +69,8 @@ def _watch(name: str, kind: int, body: Callable[[Function, int], None]) -> Funct
     f = Function(f"i64 @cudaops_watch_{name}(ptr %ctx, i64 %start, i32 %mask, ptr %access)")
     size, nbytes, slot = (f.at(field, FIELDS, "%access") for field in ("hull_bytes", "bytes", "slot"))
     spaces = f.trunc(f.at("spaces", FIELDS, "%access"))
-    mine = f.past(f.field("slots", "ptr"), f.binary("mul", "i64", slot, str(layout.SLOT_BYTES)))
-    f.line(f"%mine = getelementptr i8, ptr {mine}, i64 0")
+    slots, mine = f.field("slots", "ptr"), f.binary("mul", "i64", slot, str(layout.SLOT_BYTES))
+    f.line(f"%mine = getelementptr i8, ptr {slots}, i64 {mine}")
     into = f.binary("sub", "i64", "%start", f.load("i64", "%mine", 8))
     room = f.binary("sub", "i64", f.load("i64", f.past("%mine", layout.SLOT_SIZE), 8), size)
     odd = f.binary("and", "i64", "%start", f.binary("sub", "i64", nbytes, "1"))
@@ -147,9 +147,9 @@ def _any(f: Function, mask: str) -> str:
     return f.test("ne", f"i{ALONG}", f.emit(f"bitcast {B} {mask} to i{ALONG}"), "0")
 
 
-def _leave_if(f: Function, odd: str, to: str = "odd") -> None:
+def _leave_if(f: Function, odd: str) -> None:
     go_on = f.label("on")
-    f.line(f"br i1 {_any(f, odd)}, label %{to}, label %{go_on}, !prof !1")
+    f.line(f"br i1 {_any(f, odd)}, label %odd, label %{go_on}, !prof !1")
     f.place(go_on)
 
 
@@ -219,9 +219,8 @@ def _shared_store(f: Function, kind: int) -> None:
     def step(now: _Now, walk: _Walk) -> str:
         thread, several = _who(f, walk, now.warp)
         _leave_if(f, f.all_of(B, several, walk.touched))
-        recent = f.binary(
-            "or", B, f.test("uge", V, walk.written, now.block), f.test("uge", V, walk.read, now.block)
-        )  # fmt: skip
+        written, read = (f.test("uge", V, word, now.block) for word in (walk.written, walk.read))
+        recent = f.binary("or", B, written, read)
         _look_closer(f, f.all_of(B, recent, walk.touched), lambda: _bad_write(f, now, walk, thread))
         return f.binary("or", V, f.binary("shl", V, thread, "splat (i32 1)"), now.clock)
 
@@ -255,9 +254,8 @@ def _buffer(f: Function, kind: int, step: Callable[[str, _Walk], str]) -> None:
 
 def _global_load(f: Function, kind: int) -> None:
     def step(me: str, walk: _Walk) -> str:
-        fine = f.binary(
-            "or", B, f.test("eq", V, walk.written, "zeroinitializer"), _mine(f, walk.written, me)
-        )  # fmt: skip
+        nobody = f.test("eq", V, walk.written, "zeroinitializer")
+        fine = f.binary("or", B, nobody, _mine(f, walk.written, me))
         _leave_if(f, f.all_of(B, f.invert(B, fine), walk.touched))
         return next_block(f, walk.read, me, V)
 
@@ -268,9 +266,9 @@ def _global_store(f: Function, kind: int) -> None:
     def step(me: str, walk: _Walk) -> str:
         nobody = f.test("ule", V, walk.written, f"splat (i32 {shadow.UNWRITTEN})")
         unread = f.test("eq", V, walk.read, "zeroinitializer")
+        by_me = f.test("eq", V, walk.read, me)
         fine = f.all_of(
-            B, f.binary("or", B, nobody, _mine(f, walk.written, me)),
-            f.binary("or", B, unread, f.test("eq", V, walk.read, me)),
+            B, f.binary("or", B, nobody, _mine(f, walk.written, me)), f.binary("or", B, unread, by_me)
         )  # fmt: skip
         _leave_if(f, f.all_of(B, f.invert(B, fine), walk.touched))
         return f.binary("shl", V, me, "splat (i32 1)")

@@ -124,10 +124,10 @@ def _acquire_and_release(f: Function) -> None:
     f.line(f"store i8 {f.emit(f'select i1 {fenced}, i8 1, i8 {was}')}, ptr {mark}, align 1")
 
 
-def _steps(f: Function, base: str, shift: str, before: str) -> str:
-    """Begin a loop over the granules of each lane's access; the index of the current one. `_step_end` closes it.
+def _steps(f: Function, base: str, shift: str) -> str:
+    """Begin a loop over the granules of each lane's access, from the entry block; the indices of the current ones.
 
-    %more.after ends the loop.
+    It goes on from %step.end, which `_step_end` places.
     """
     granules = f.trunc(f.binary("lshr", "i64", "%bytes", shift))
     f.line(f"%granules = call i32 @llvm.umax.i32(i32 {granules}, i32 1)")  # fewer bytes than one lie in one
@@ -135,7 +135,7 @@ def _steps(f: Function, base: str, shift: str, before: str) -> str:
     first = f.binary("lshr", V64, base, f.splat("i64", shift))
     f.jump("step")
     f.place("step")
-    f.line(f"%w = phi i32 [ 0, %{before} ], [ %w.next, %step.end ]")
+    f.line("%w = phi i32 [ 0, %entry ], [ %w.next, %step.end ]")
     return f.binary("add", V64, first, f.splat("i64", f.extend("%w")))
 
 
@@ -176,14 +176,13 @@ def _shared() -> Function:
     warp = f.trunc(warp64)
     own = f.load("i32", f.element("i32", f.field("warp_clocks", "ptr"), warp64), 4)
     own, block, born, clock, warps = (
-        f.splat("i32", v)
-        for v in (own, *(f.trunc(f.field(n)) for n in ("block_clock", "born", "clock")), warp)
-    )  # fmt: skip
+        f.splat("i32", v) for v in (own, *(f.trunc(f.field(n)) for n in ("block_clock", "born", "clock")), warp)
+    )
     tid = f.binary("add", V32, f.splat("i32", f.binary("shl", "i32", warp, "5")), LANE_NUMBERS)
     site = f.splat("i32", f.trunc("%site"))
     flag = f.splat("i32", f.emit("zext i1 %atomic to i32"))
     mine = f.binary("or", V32, f.binary("or", V32, f.binary("shl", V32, tid, "splat (i32 1)"), flag), clock)
-    index = _steps(f, "%addresses", f.field("shadow_shift"), "entry")
+    index = _steps(f, "%addresses", f.field("shadow_shift"))
 
     # against the last write
     written = f.gather("i32", arrays[shadow.WRITES], index, "%lanes")
@@ -193,9 +192,7 @@ def _shared() -> Function:
     clash = f.bits(f.all_of(BOOLS, fresh, other, f.invert(BOOLS, both), "%lanes"))
     f.some(clash, "w.look", "w.done")
     f.place("w.look")
-    call_notes(
-        f, clash, RACE_SHARED, f.gather("i32", arrays[shadow.WRITE_SITES], index, "%lanes"), others=writer
-    )  # fmt: skip
+    call_notes(f, clash, RACE_SHARED, f.gather("i32", arrays[shadow.WRITE_SITES], index, "%lanes"), others=writer)
     f.jump("w.done")
     f.place("w.done")
     unset = f.all_of(BOOLS, f.test("ult", V32, written, born), f.splat("i1", "%loads"), "%lanes")
@@ -303,7 +300,7 @@ def _buffer() -> Function:
     site = f.splat("i32", f.trunc("%site"))
     flag = f.splat("i32", f.emit("zext i1 %atomic to i32"))
     mine = f.binary("or", V32, f.binary("shl", V32, me, "splat (i32 1)"), flag)
-    index = _steps(f, "%addresses", f.at("granule_shift", LAUNCH, launch), "entry")
+    index = _steps(f, "%addresses", f.at("granule_shift", LAUNCH, launch))
 
     written = f.gather("i32", arrays[shadow.WRITES], index, "%lanes")
     read = f.gather("i32", arrays[shadow.READS], index, "%lanes")
@@ -383,7 +380,7 @@ def _local() -> Function:
     room = f.splat("i64", f.binary("sub", "i64", size, "%bytes"))
     inside = f.test("ule", V64, into, room)
     own = f.all_of(BOOLS, inside, f.lanes("%mask"))
-    index = _steps(f, into, shift, "entry")
+    index = _steps(f, into, shift)
     found = f.gather("i32", bits, index, own)
     bit = f.emit(f"shl {V32} splat (i32 1), {LANE_NUMBERS}")
     set_ = f.bits(f.test("ne", V32, f.binary("and", V32, found, bit), "zeroinitializer"))
