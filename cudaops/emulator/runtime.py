@@ -405,11 +405,12 @@ class Prepared:
                 worker.set("budget", min(chosen.max_steps, layout.POLL_EVERY))
                 worker.set("budget_start", min(chosen.max_steps, layout.POLL_EVERY))
         findings = ctypes.create_string_buffer(sanitizer.FINDINGS_BYTES if checked else 1)
+        remembered: Shadow | None = None
         if checked:
-            info = self.code.info
+            info, shared = self.code.info, (workers[0].get("shared"), self.shared_bytes)
             remembered = Shadow(
-                info.sites, info.local_bytes, self.geometry.warps, self.blocks, extents, chosen.uninitialised
-            )  # lives as long as the launch
+                info.sites, shared, info.local_bytes, self.geometry.warps, self.blocks, extents, chosen.uninitialised
+            )
             remembered.attach(launch, workers[0].fields)
             launch[layout.LAUNCH["findings"] // 8] = ctypes.addressof(findings)
         workers[0].set("python", ctypes.addressof(_PYTHON))
@@ -427,7 +428,8 @@ class Prepared:
             sys.stdout.write("".join(printf.lines(log.raw, lambda address: _string_at(address, extents))))
         faulty = [worker for worker in workers if worker.get("error_kind")]
         try:
-            if checked:
+            if remembered is not None:
+                remembered.give_back()
                 place = self._place(workers[0], extents, chosen.max_steps)
                 _raise_findings(place, memoryview(findings), [_fault(worker) for worker in faulty])
             elif faulty:

@@ -144,15 +144,24 @@ def _rewound() -> Function:
 
 
 # -- the memory -------------------------------------------------------------------------------------------------------
+_spare: list[np.ndarray[Any, Any]] = []  # of launches that are over: fresh pages cost more than zeroing used ones
+MOST_SPARE = 1 << 24  # words
+
+
 class _Arrays:
     """The four arrays of [start, end); `bias` is where those of the granule at address 0 would be."""
 
     def __init__(self, start: int, end: int, shift: int) -> None:
         self.first, self.shift = start >> shift, shift
-        length = -(-end >> shift) - self.first + ALONG
-        self.words = np.zeros((ARRAYS, length), dtype=np.int32)
+        self.length = -(-end >> shift) - self.first + ALONG
+        self.distance = 4 * self.length
+
+    def lay(self, words: np.ndarray[Any, Any], at: int) -> int:
+        """Put them into zeroed memory; where they end."""
+        end = at + ARRAYS * self.length
+        self.words = words[at:end].reshape(ARRAYS, self.length)
         self.bias = self.words.ctypes.data - 4 * self.first
-        self.distance = 4 * length
+        return end
 
     def unwrite(self, start: int, end: int, whole: bool) -> None:
         """Nothing has written [start, end) yet; `whole`: nor the rest of the last granule."""
@@ -164,52 +173,36 @@ class Shadow:
     """The shadow memory of one launch, by one worker."""
 
     def __init__(
-        self, sites: Sequence[Site], local_bytes: int, warps: int, blocks: int, extents: Sequence[Buffer],
-        uninitialised: Sequence[torch.Tensor],
+        self, sites: Sequence[Site], shared: tuple[int, int], local_bytes: int, warps: int, blocks: int,
+        extents: Sequence[Buffer], uninitialised: Sequence[torch.Tensor],
     ) -> None:  # fmt: skip
         self.shifts = {s: granule(sites, s).bit_length() - 1 for s in ("shared", "local", "global")}
         self.released = np.zeros(blocks, dtype=np.uint8)
         self.warp_clocks = np.zeros(warps, dtype=np.int32)
         self.local_words = local_bytes >> self.shifts["local"]
         self.local = np.zeros(warps * self.local_words + 1, dtype=np.int32)
-        self.places = np.zeros((len(extents) + 1, 2), dtype=np.int64)
-        self.arrays = self._of_extents(extents)
+        self.shared = _Arrays(shared[0], shared[0] + shared[1], self.shifts["shared"])
+        arrays = _of_extents(extents, self.shifts["global"])
+        self.memory = _zeros(ARRAYS * sum(a.length for a in {self.shared, *arrays}))
+        end = self.shared.lay(self.memory, 0)
+        for a in dict.fromkeys(arrays):
+            end = a.lay(self.memory, end)
+        self.places = np.array([(a.bias, a.distance) for a in arrays] or [(0, 0)], dtype=np.int64)
         fresh = [(e.address, e.address + e.nbytes) for e in extents if not e.initialised]
         fresh += [(t.data_ptr(), t.untyped_storage().data_ptr() + t.untyped_storage().nbytes()) for t in uninitialised]
-        for n, extent in enumerate(extents):
+        for extent, a in zip(extents, arrays, strict=True):
             end = extent.address + extent.nbytes
-            for a, b in fresh:
-                if a < end and b > extent.address:
-                    self.arrays[n].unwrite(max(a, extent.address), min(b, end), b >= end)
+            for low, high in fresh:
+                if low < end and high > extent.address:
+                    a.unwrite(max(low, extent.address), min(high, end), high >= end)
 
-    def _of_extents(self, extents: Sequence[Buffer]) -> list[_Arrays]:
-        """Arrays for each extent; those that overlap, or share a granule, have the same ones."""
-        found: list[Any] = [None] * len(extents)
-        shift = self.shifts["global"]
-        group: list[int] = []
-        start = end = 0
-
-        def close() -> None:
-            arrays = _Arrays(start, end, shift)
-            for n in group:
-                found[n] = arrays
-                self.places[n] = arrays.bias, arrays.distance
-
-        for n in sorted(range(len(extents)), key=lambda n: extents[n].address):
-            low, high = extents[n].address, extents[n].address + extents[n].nbytes
-            if group and low >> shift >= -(-end >> shift):
-                close()
-                group = []
-            start, end = (min(start, low), max(end, high)) if group else (low, high)
-            group.append(n)
-        if group:
-            close()
-        return found
+    def give_back(self) -> None:
+        """The launch is over."""
+        if len(self.memory) <= MOST_SPARE:
+            _spare[:] = [self.memory]
 
     def attach(self, launch: ctypes.Array[ctypes.c_int64], fields: ctypes.Array[ctypes.c_int64]) -> None:
-        """Tell the launch and its worker, whose shared memory has been chosen, where everything is."""
-        shared = fields[WORKER["shared"] // 8]
-        self.shared = _Arrays(shared, shared + fields[WORKER["shared_bytes"] // 8], self.shifts["shared"])
+        """Tell the launch and its worker where everything is."""
         for structure, offsets, values in (
             (
                 launch, LAUNCH,
@@ -226,3 +219,29 @@ class Shadow:
         ):  # fmt: skip
             for name, value in values.items():
                 structure[offsets[name] // 8] = value
+
+
+def _zeros(words: int) -> np.ndarray[Any, Any]:
+    try:
+        found = _spare.pop()
+    except IndexError:
+        return np.zeros(words, dtype=np.int32)
+    if len(found) < words:
+        return np.zeros(words, dtype=np.int32)
+    found[:words] = 0
+    return found
+
+
+def _of_extents(extents: Sequence[Buffer], shift: int) -> list[_Arrays]:
+    """Arrays for each extent; those that overlap, or share a granule, have the same ones."""
+    order = sorted(range(len(extents)), key=lambda n: extents[n].address)
+    groups: list[tuple[int, int, list[int]]] = []
+    for n in order:
+        low, high = extents[n].address, extents[n].address + extents[n].nbytes
+        if groups and low >> shift < -(-groups[-1][1] >> shift):
+            start, end, members = groups[-1]
+            groups[-1] = start, max(end, high), [*members, n]
+        else:
+            groups.append((low, high, [n]))
+    found = {n: arrays for s, e, members in groups for arrays in [_Arrays(s, e, shift)] for n in members}
+    return [found[n] for n in range(len(extents))]
