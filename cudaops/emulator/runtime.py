@@ -46,11 +46,25 @@ def _module(key: str, ptx: str) -> Module:
 # -- code -------------------------------------------------------------------------------------------------------------
 _SUPPORT_SYMBOLS = [
     f"cudaops_{kind}{bits}" for kind in ("load", "store", "cold_load", "cold_store") for bits in (8, 16, 32, 64)
-] + ["cudaops_wide8", "cudaops_wide16"]
-_SUPPORT_SYMBOLS += ["cudaops_watch"] + [
+] + [
+    f"cudaops_{name}"
+    for name in (
+        "wide8",
+        "wide16",
+        "copy",
+        "copy_commit",
+        "copy_wait",
+        "mbarrier",
+        "aligned",
+        "inactive",
+        "members",
+        "tick_warp",
+        "watch",
+    )
+]
+_SUPPORT_SYMBOLS += [
     f"cudaops_watch_{memory}_{kind}" for memory in ("shared", "global", "local") for kind in ("load", "store")
 ]
-_SUPPORT_SYMBOLS += [f"cudaops_{name}" for name in ("aligned", "inactive", "members", "tick_warp")]
 
 
 @functools.cache
@@ -236,7 +250,7 @@ class _Worker:
     def __init__(self) -> None:
         self.fields = (ctypes.c_int64 * len(layout.WORKER))()
         self.address = ctypes.addressof(self.fields)
-        self.memory = {name: _aligned(64) for name in ("frames", "shared", "locals", "slots")}
+        self.memory = {name: _aligned(64) for name in ("frames", "shared", "locals", "slots", "barriers", "copies")}
 
     def reserve(self, name: str, size: int) -> int:
         """The address of at least `size` bytes."""
@@ -253,6 +267,8 @@ class _Worker:
             ("launch", launch), ("arguments", arguments), ("slots", slots),
             ("frames", self.reserve("frames", sizes.frames)), ("shared", self.reserve("shared", sizes.shared)),
             ("locals", self.reserve("locals", sizes.locals)),
+            ("barriers", self.reserve("barriers", layout.BARRIERS_BYTES)),
+            ("copies", self.reserve("copies", sizes.copies)),
         ):  # fmt: skip
             self.fields[layout.WORKER[name] // 8] = value
 
@@ -262,6 +278,11 @@ class _Worker:
     def set(self, name: str, value: int) -> None:
         self.fields[layout.WORKER[name] // 8] = value
 
+    def standing(self, frame: int) -> tuple[int, int]:
+        """(where a warp stands: its pc, the number of the place in the source)"""
+        words = self.memory["frames"][frame : frame + 8].view(np.int32)
+        return int(words[layout.FRAME["pc"] // 4]), int(words[layout.FRAME["site"] // 4])
+
 
 @dataclass(frozen=True)
 class _Sizes:
@@ -270,6 +291,7 @@ class _Sizes:
     frames: int
     shared: int
     locals: int
+    copies: int
     empty_slots: bytes
 
 
@@ -361,7 +383,8 @@ class Prepared:
         empty = np.tile(
             np.array([0, _ANYWHERE if checks is Checks.NONE else _NO_EXTENT, 0, 0], dtype=np.int64), info.slots
         ).tobytes()
-        self.sizes = _Sizes(warps * info.frame_bytes, self.shared_bytes, local_bytes, empty)
+        copies = layout.COPIES_BYTES * warps if info.copies else 0
+        self.sizes = _Sizes(warps * info.frame_bytes, self.shared_bytes, local_bytes, copies, empty)
         self.worker_template = _structure(
             layout.WORKER,
             nctaid_xy=gx | gy << 32, nctaid_z=gz, shared_bytes=self.shared_bytes, locals_bytes=local_bytes,
@@ -374,6 +397,7 @@ class Prepared:
             layout.LAUNCH,
             warp_function=self.code.address, blocks=self.blocks, grid_x=gx, grid_y=gy, grid_z=gz, warps=warps,
             frame_bytes=info.frame_bytes, shared_bytes=self.shared_bytes, local_bytes=info.local_bytes,
+            copies=int(info.copies),
         )  # fmt: skip
 
     def __call__(self, arguments: bytes, buffers: Sequence[Buffer], threads: int = 1) -> None:
@@ -392,6 +416,7 @@ class Prepared:
         count = 1 if checked else self._threads(threads)
         launch = (ctypes.c_int64 * len(layout.LAUNCH))(*self.launch_template)
         launch[layout.LAUNCH["chunk"] // 8] = max(1, self.blocks // (count * 16))
+        launch[layout.LAUNCH["workers"] // 8] = count
         launch[layout.LAUNCH["buffer_count"] // 8] = len(extents)
         launch[layout.LAUNCH["buffers"] // 8] = ctypes.addressof(table)
         log = ctypes.create_string_buffer(layout.LOG_BYTES + 8) if self.code.info.prints else None
@@ -446,8 +471,9 @@ class Prepared:
 
     def _place(self, worker: _Worker, extents: Sequence[Buffer], max_steps: int | None) -> Place:
         shared = (worker.get("shared"), self.shared_bytes)
-        sites, config = self.code.info.sites, self.config
-        return Place(self.name, sites, config.grid, config.block, extents, shared, max_steps)
+        info, config = self.code.info, self.config
+        warps = [worker.standing(w * info.frame_bytes) for w in range(self.geometry.warps)]
+        return Place(self.name, info.sites, config.grid, config.block, extents, shared, max_steps, warps)
 
 
 def _fault(worker: _Worker) -> Record:

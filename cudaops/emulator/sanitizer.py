@@ -22,6 +22,7 @@ RACE_SHARED, RACE_GLOBAL, UNINITIALISED, MISALIGNED, INACTIVE_LANE = 11, 12, 13,
 OTHER_BARRIER, NOT_MEMBER, MISSING_MEMBER = 16, 17, 18
 CHECKS = {
     layout.ERROR_ACCESS: "memcheck", layout.ERROR_STORE: "memcheck", layout.ERROR_BARRIER: "synccheck",
+    layout.ERROR_DEADLOCK: "synccheck", layout.ERROR_ARRIVALS: "synccheck",
     RACE_SHARED: "racecheck", RACE_GLOBAL: "racecheck", UNINITIALISED: "initcheck", MISALIGNED: "memcheck",
     INACTIVE_LANE: "synccheck", OTHER_BARRIER: "synccheck", NOT_MEMBER: "synccheck", MISSING_MEMBER: "synccheck",
 }  # fmt: skip
@@ -128,7 +129,7 @@ def _notes() -> Function:
 
 
 def _meet() -> Function:
-    """meet(ctx, frame bytes, warps): a finding for each warp that waits at another barrier than the first one does."""
+    """meet(ctx, frame bytes, warps): a finding for each warp that waits for barrier 0 elsewhere than the first one."""
     f = Function("void @cudaops_meet(ptr %ctx, i64 %frame.bytes, i64 %warps) noinline")
     frames = f.field("frames", "ptr")
     f.branch(f.test("eq", "ptr", f.field("shadow", "ptr"), "null"), "out", "next")
@@ -137,8 +138,8 @@ def _meet() -> Function:
     f.line("%first = phi i64 [ -1, %entry ], [ %first.next, %more ]")
     f.line("%first.site = phi i64 [ -1, %entry ], [ %first.site.next, %more ]")
     frame = f.past(frames, f.binary("mul", "i64", "%w", "%frame.bytes"))
-    waits = f.test("sgt", "i32", f.load("i32", frame, 4), "0")
-    site = f.emit(f"sext i32 {f.load('i32', f.past(frame, layout.FRAME_SITE), 4)} to i64")
+    waits = f.test("ne", "i16", f.load("i16", f.past(frame, layout.FRAME["counts"]), 2), "0")
+    site = f.emit(f"sext i32 {f.load('i32', f.past(frame, layout.FRAME['site']), 4)} to i64")
     f.branch(waits, "look", "more")
     f.place("look")
     f.line("%none = icmp eq i64 %first, -1")

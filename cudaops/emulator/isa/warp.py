@@ -15,16 +15,17 @@ if TYPE_CHECKING:
 
 
 def check_members(g: Codegen, ins: Instruction, members: Operand) -> None:
-    """Let the sanitizer see a collective's member mask. Lanes that never existed, or have ended, may be named in it."""
+    """Let the sanitizer see a collective's member mask. Lanes that never existed, or have ended, may be named in it.
+
+    So may any others where lanes of the warp stop one by one: they may be on their way.
+    """
     if g.checks is not Checks.SANITIZER:
         return
     diverged = g.block in g.analysis.masked
     if not diverged and isinstance(members, Imm) and members.value & 0xFFFFFFFF == 0xFFFFFFFF:
         return
     active = g.bits_of(g.mask_or_full())
-    live = active
-    if diverged:
-        live = g.bits_of(g.emit("load <32 x i1>, ptr %live, align 4")) if g.needs_live else "-1"
+    live = g.live_bits() if diverged and g.region_of[g.block] not in g.stop_regions else active
     masks = g.read(members, "b32", vector=True)
     function = g.field("members", "ptr")
     g.line(f"call void {function}(ptr %ctx, <32 x i32> {masks}, i32 {active}, i32 {live}, i64 {g.site_of(ins)})")
@@ -118,9 +119,9 @@ def activemask(g: Codegen, ins: Instruction) -> None:
     g.write(ins.operands[0], g.bits_of(g.mask_or_full()), "b32", vector=False)
 
 
-@rule("bar", "", "warp sync")
+@rule("bar", "", "sync", needs="warp")
 def bar_warp(g: Codegen, ins: Instruction) -> None:
-    """The lanes of a warp run in step: bar.warp.sync has nothing to wait for. bar.sync is codegen's own."""
+    """The lanes of a warp run in step: bar.warp.sync has nothing to wait for."""
     check_members(g, ins, ins.operands[0])
     if g.checks is Checks.SANITIZER:
         g.line(f"call void {g.field('tick_warp', 'ptr')}(ptr %ctx)")
