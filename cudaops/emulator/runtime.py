@@ -45,7 +45,7 @@ def _module(key: str, ptx: str) -> Module:
 # -- code -------------------------------------------------------------------------------------------------------------
 _SUPPORT_SYMBOLS = [
     f"cudaops_{kind}{bits}" for kind in ("load", "store", "cold_load", "cold_store") for bits in (8, 16, 32, 64)
-] + ["cudaops_wide8", "cudaops_wide16"]
+] + ["cudaops_wide8", "cudaops_wide16", "cudaops_wide_store8", "cudaops_wide_store16", "cudaops_cold_wide16"]
 
 
 @functools.cache

@@ -323,6 +323,11 @@ def _load_wide(g: Codegen, a: Access, addresses: str) -> list[str]:
 
 
 def _store_varying(g: Codegen, a: Access, addresses: str, values: list[str]) -> None:
+    if len(values) > 1 and a.total in (8, 16) and not g.cold:
+        whole = interleave(g, a.element, values)
+        g.line(f"store <{32 * len(values)} x {a.element}> {whole}, ptr %wide, align 64")
+        g.out_of_line_wide_store(a, addresses)
+        return
     for n, value in enumerate(values):
         places = addresses
         if n:
