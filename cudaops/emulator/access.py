@@ -51,7 +51,6 @@ class Accesses(Values):
         self.site_numbers: dict[Site, int] = {}
         self.slots: dict[object, int] = {}
         self.origin = self._origins()
-        self.helpers: dict[str, str] = {}  # functions that this kernel's instructions call
         self.spread = Spread()
         self.cold = False  # on a path that is hardly ever taken: calls there must not make the others spill
 
