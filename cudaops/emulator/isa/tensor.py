@@ -40,7 +40,7 @@ class Rows(Quad):
 TRANSPOSED = [element % 8 * 8 + element // 8 for element in range(64)]
 
 
-def _transposed(g: Codegen, word: str) -> str:
+def transposed(g: Codegen, word: str) -> str:
     halves = "<64 x i16>"
     value = g.emit(f"bitcast <32 x i32> {word} to {halves}")
     turned = g.emit(f"shufflevector {halves} {value}, {halves} poison, {g.constant_vector('i32', TRANSPOSED)}")
@@ -83,18 +83,18 @@ def ldmatrix(g: Codegen, ins: Instruction) -> None:
     a = _rows(g, ins, source, ins.operands[0])
     steps = _affine_rows(a)
     if steps is None or g.mask is not None or g.checks is Checks.SANITIZER:
-        found = _load_rows(g, a, g.address_vector(source, "shared"))
+        found = load_rows(g, a, g.address_vector(source, "shared"))
     else:
         address, low = g.address_scalar(source, "shared"), min((a.address.offsets or ())[: a.count])
         found = g.checked(
             a, address, max(steps) + 16, low, lambda: _load_rows_at(g, a, g.pointer(address, low), steps),
-            lambda: _load_rows(g, a, g.address_vector(source, "shared")),
+            lambda: load_rows(g, a, g.address_vector(source, "shared")),
         )  # fmt: skip
     for register, value in zip(a.items, found, strict=True):
-        g.write(register, _transposed(g, value) if "trans" in ins.parts else value, "b32", vector=True)
+        g.write(register, transposed(g, value) if "trans" in ins.parts else value, "b32", vector=True)
 
 
-def _load_rows(g: Codegen, a: Rows, places: str) -> list[str]:
+def load_rows(g: Codegen, a: Rows, places: str) -> list[str]:
     def load() -> None:
         if g.checks is Checks.SANITIZER:
             g.watch(a, places, sanitizer.READ)
@@ -129,7 +129,7 @@ def stmatrix(g: Codegen, ins: Instruction) -> None:
     a = _rows(g, ins, target, ins.operands[1])
     values = [g.read(register, "b32", vector=True) for register in a.items]
     if "trans" in ins.parts:
-        values = [_transposed(g, value) for value in values]
+        values = [transposed(g, value) for value in values]
     for j, value in enumerate(values):
         g.line(f"store <32 x i32> {value}, ptr {g.emit(f'getelementptr i8, ptr %wide, i64 {128 * j}')}, align 64")
     places = g.address_vector(target, "shared")
