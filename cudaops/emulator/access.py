@@ -169,6 +169,18 @@ class Accesses(Values):
             self.emit(f"phi {ty} [ {v}, %{from_do} ], [ {w}, %{from_bad} ]") for v, w in zip(values, other, strict=True)
         ]
 
+    def either(self, test: str, likely: Callable[[], None], unlikely: Callable[[], None]) -> None:
+        """One of two ways, which give no values; what either reads first is not there afterwards."""
+        ways, on = [self.label("way"), self.label("way")], self.label("on")
+        self.line(f"br i1 {test}, label %{ways[0]}, label %{ways[1]}, !prof !0")
+        kept, vectors, scalars = dict(self.splats), dict(self.vectors), dict(self.scalars)
+        for way, act in zip(ways, (likely, unlikely), strict=True):
+            self.place(way)
+            act()
+            self.line(f"br label %{on}")
+            self.splats, self.vectors, self.scalars = dict(kept), dict(vectors), dict(scalars)
+        self.place(on)
+
     def _current_label(self) -> str:
         for line in reversed(self.lines):
             if line.endswith(":") and not line.startswith(" "):

@@ -5,7 +5,7 @@ Compiled once for a machine and reached through function pointers in the worker 
 
 from __future__ import annotations
 
-from cudaops.emulator import layout, sanitizer
+from cudaops.emulator import layout, native, sanitizer
 from cudaops.emulator.layout import LAUNCH, SPACES, WORKER
 
 ATTRIBUTES = (
@@ -36,6 +36,7 @@ _DECLARATIONS = """
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 declare void @llvm.x86.sse.ldmxcsr(ptr)
 declare void @llvm.x86.sse.stmxcsr(ptr)
+declare void @llvm.x86.avx.vzeroupper()
 """
 
 
@@ -533,6 +534,11 @@ no:
 """
 
 
+def _vzeroupper() -> str:
+    """Code that follows may not know of wide registers, and would be slow while they are in use."""
+    return "" if native.vector_extension() == "SSE" else "\n  call void @llvm.x86.avx.vzeroupper()"
+
+
 def _run() -> str:
     """run(ctx): take chunks of blocks from the launch's counter until none is left; the warps of a block in turns."""
     fields = _field("launch", "%launch", "ptr")
@@ -680,7 +686,7 @@ fail:
   store atomic i64 1, ptr %abort monotonic, align 8
   br label %out
 out:
-  call void @llvm.x86.sse.ldmxcsr(ptr %old.csr)
+  call void @llvm.x86.sse.ldmxcsr(ptr %old.csr){_vzeroupper()}
   ret void
 }}
 !0 = !{{!"branch_weights", i32 2000, i32 1}}

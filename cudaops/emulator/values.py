@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable
 
-from cudaops.emulator import layout
+from cudaops.emulator import layout, native
 from cudaops.emulator.approximate import APPROXIMATE
 from cudaops.emulator.control import Flow
 from cudaops.emulator.lanes import LANE, WARP, ZERO, Geometry, LaneAnalysis, Lanes
@@ -135,6 +135,10 @@ class Values(Text):
 
     # -- operations -------------------------------------------------------------------------------------------------
     def emit(self, text: str) -> str:
+        if text.startswith("load <32 x i1>") and native.vector_extension() != "AVX-512":
+            # Without mask registers LLVM would take a vector of bits from memory bit by bit.
+            word = super().emit(text.replace("<32 x i1>", "i32", 1))
+            return super().emit(f"bitcast i32 {word} to <32 x i1>")
         name = super().emit(text)
         op = text.split(" ", 1)[0]
         if op in ("fsub", "fadd", "fmul"):

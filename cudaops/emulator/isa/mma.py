@@ -112,8 +112,13 @@ def _vector(order: Sequence[int]) -> str:
     return f"<{len(order)} x i32> <{', '.join(f'i32 {n}' for n in order)}>"
 
 
+def _convention() -> str:
+    """Sums pass in registers, where there are more than these take."""
+    return "x86_regcallcc" if native.vector_extension() == "AVX-512" else "ccc"
+
+
 def _function(name: str, result: str, parameters: str, body: Text) -> str:
-    return "\n".join([f"define internal x86_regcallcc {result} @{name}({parameters}) #0 {{", *body.lines, "}"])
+    return "\n".join([f"define internal {_convention()} {result} @{name}({parameters}) #0 {{", *body.lines, "}"])
 
 
 def _spread_a(name: str, kind: str, registers: int, down: int) -> str:
@@ -234,7 +239,7 @@ def _spread(g: Codegen, operand: str, kind: str, values: Sequence[str], down: in
         make = _spread_a(name, kind, len(values), down) if operand == "a" else _spread_b(name, kind, len(values))
         g.helpers[name] = make
     ty = "<32 x double>" if kind == "f64" else "<32 x i32>"
-    g.line(f"call x86_regcallcc void @{name}(ptr {slot}, {', '.join(f'{ty} {v}' for v in values)})")
+    g.line(f"call {_convention()} void @{name}(ptr {slot}, {', '.join(f'{ty} {v}' for v in values)})")
     return slot
 
 
@@ -255,7 +260,7 @@ def product(
             g.declare(f"llvm.fma.{'v32f32' if ELEMENT[kind] == 'float' else 'v32f64'}", ty, f"{ty}, {ty}, {ty}")
     many = "{ " + ", ".join([ty] * len(c)) + " }"
     given = ", ".join(f"{ty} {v}" for v in c)
-    found = g.emit(f"call x86_regcallcc {many} @{name}({given}, ptr {at_a}, ptr {at_b})")
+    found = g.emit(f"call {_convention()} {many} @{name}({given}, ptr {at_a}, ptr {at_b})")
     return [g.emit(f"extractvalue {many} {found}, {n}") for n in range(len(c))]
 
 
