@@ -11,6 +11,7 @@ from cudaops.emulator.control import results, sources
 from cudaops.emulator.lanes import ZERO, Geometry, Lanes
 from cudaops.emulator.options import Checks
 from cudaops.emulator.ptx import Function, Imm, Instruction, Mem, Module, Operand, Reg, Sym
+from cudaops.emulator.spread import Spread
 from cudaops.emulator.values import Values
 
 
@@ -55,8 +56,8 @@ class Accesses(Values):
         self.site_numbers: dict[Site, int] = {}
         self.slots: dict[object, int] = {}
         self.origin = self._origins()
-        self.helpers: dict[str, str] = {}  # functions that this kernel's instructions call
         self.hulls: dict[hull.Hull, str] = {}  # what the sanitizer is told of accesses, by name
+        self.spread = Spread()
         self.cold = False  # on a path that is hardly ever taken: calls there must not make the others spill
 
     def _origins(self) -> dict[str, frozenset[str]]:
@@ -236,6 +237,18 @@ class Accesses(Values):
             self.emit(f"phi {ty} [ {v}, %{from_do} ], [ {w}, %{from_bad} ]") for v, w in zip(values, other, strict=True)
         ]
 
+    def either(self, test: str, likely: Callable[[], None], unlikely: Callable[[], None]) -> None:
+        """One of two ways, which give no values; what either reads first is not there afterwards."""
+        ways, on = [self.label("way"), self.label("way")], self.label("on")
+        self.line(f"br i1 {test}, label %{ways[0]}, label %{ways[1]}, !prof !0")
+        kept, vectors, scalars = dict(self.splats), dict(self.vectors), dict(self.scalars)
+        for way, act in zip(ways, (likely, unlikely), strict=True):
+            self.place(way)
+            act()
+            self.line(f"br label %{on}")
+            self.splats, self.vectors, self.scalars = dict(kept), dict(vectors), dict(scalars)
+        self.place(on)
+
     def _current_label(self) -> str:
         for line in reversed(self.lines):
             if line.endswith(":") and not line.startswith(" "):
@@ -283,12 +296,25 @@ class Accesses(Values):
 
     def out_of_line_wide(self, access: Access, places: str) -> None:
         """All of a vector load's bytes, lane by lane, to %wide."""
+        self._wide(access, places, "wide")
+
+    def out_of_line_wide_store(self, access: Access, places: str) -> None:
+        """All of a vector store's bytes, lane by lane, from %wide."""
+        self._wide(access, places, "wide_store")
+
+    def _wide(self, access: Access, places: str, name: str) -> None:
         site, slot = self.site(access)
-        function = self.field(f"wide{access.total}", "ptr")
-        self.line(
-            f"call void {function}(ptr %ctx, <32 x i64> {places}, i32 {self.bits_of(self.mask_or_full())}, "
-            f"i32 {site}, i32 {slot}, i32 {layout.SPACES[access.space]}, ptr %wide)"
+        where = (
+            f"i32 {self.bits_of(self.mask_or_full())}, i32 {site}, i32 {slot}, i32 {layout.SPACES[access.space]}, "
+            "ptr %wide"
         )
+        if self.cold:
+            function = self.field(f"cold_{name}{access.total}", "ptr")
+            self.line(f"store <32 x i64> {places}, ptr %cold.places, align 64")
+            self.line(f"call preserve_allcc void {function}(ptr %ctx, ptr %cold.places, {where})")
+            return
+        function = self.field(f"{name}{access.total}", "ptr")
+        self.line(f"call void {function}(ptr %ctx, <32 x i64> {places}, {where})")
 
     def out_of_line_store(self, access: Access, places: str, value: str) -> None:
         site, slot = self.site(access)

@@ -51,6 +51,9 @@ _SUPPORT_SYMBOLS = [
     for name in (
         "wide8",
         "wide16",
+        "wide_store8",
+        "wide_store16",
+        "cold_wide16",
         "copy",
         "copy_commit",
         "copy_wait",
@@ -78,16 +81,11 @@ def _support() -> tuple[Any, dict[str, int]]:
         "cudaops_printf",
         *_SUPPORT_SYMBOLS,
     ]
-    found = _cached("support", lambda: (_support_code(), {}), lambda code, _: native.load(code, symbols))
+    found = _cached(
+        "support", lambda: (native.machine_code(support.ir()), {}), lambda code, _: native.load(code, symbols)
+    )
     addresses = dict(zip(symbols, found, strict=True))
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(addresses["cudaops_run"]), addresses
-
-
-def _support_code() -> bytes:
-    # With AVX2, a function that keeps all of its caller's registers (preserve_allcc) puts them back, and then clears
-    # their upper halves by a vzeroupper before it returns. Kernels end with their own, so that none is missing.
-    name, features = native.host()
-    return native.machine_code(support.ir(), (name, f"{features},-vzeroupper"))
 
 
 def _cached(

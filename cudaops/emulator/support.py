@@ -24,7 +24,8 @@ def ir() -> str:
         parts.append(_load(bits))
         parts.append(_store(bits))
         parts.append(_cold(bits))
-    parts += [_wide(8), _wide(16)]
+    parts += [_wide(size, store=store) for size in (8, 16) for store in (False, True)]
+    parts.append(_cold_wide())
     parts.append(_printf())
     parts.append(_poll())
     parts.append(assembled([*sanitizer.functions(), *shadow.functions(), *watch.functions(), *hull.functions()]))
@@ -41,6 +42,7 @@ _DECLARATIONS = """
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 declare void @llvm.x86.sse.ldmxcsr(ptr)
 declare void @llvm.x86.sse.stmxcsr(ptr)
+declare void @llvm.x86.avx.vzeroupper()
 """
 
 
@@ -307,24 +309,31 @@ spread{g}:
     return text + "\ng4:\n  ret void\n}\n"
 
 
-def _wide(size: int) -> str:
-    """wide(ctx, addresses, mask, site, slot, spaces, out): `size` bytes of every lane, side by side at `out`.
+def _wide(size: int, *, store: bool) -> str:
+    """wide(ctx, addresses, mask, site, slot, spaces, wide): `size` bytes of every lane, side by side at `wide`.
 
-    Lanes that may not read give zeros.
+    Lanes that may not read give zeros. wide_store is the way back.
     """
     v = f"<{size // 4} x i32>"
+
+    def move(lane: str, address: str, place: str) -> str:
+        to, source = (address, place) if store else (place, address)
+        return f"""
+  %x{lane} = load {v}, ptr {source}, align 1
+  store {v} %x{lane}, ptr {to}, align 1"""
+
     moves = "".join(
         f"""
   %p{lane}.at = getelementptr i64, ptr %places, i64 {lane}
   %p{lane} = load ptr, ptr %p{lane}.at, align 8
-  %x{lane} = load {v}, ptr %p{lane}, align 1
-  %o{lane} = getelementptr i8, ptr %result, i64 {lane * size}
-  store {v} %x{lane}, ptr %o{lane}, align {size}"""
+  %o{lane} = getelementptr i8, ptr %wide, i64 {lane * size}{move(str(lane), f"%p{lane}", f"%o{lane}")}"""
         for lane in range(32)
     )
+    zeros = f"call void @llvm.memset.p0.i64(ptr %wide, i8 0, i64 {32 * size}, i1 false)"
+    name, kind = ("wide_store", layout.ERROR_STORE) if store else ("wide", layout.ERROR_ACCESS)
     return f"""
-define void @cudaops_wide{size}(ptr %ctx, <32 x i64> %addresses, i32 %mask, {_WHERE}, ptr %result) #0 {{
-{_check(8 * size, layout.ERROR_ACCESS)}
+define void @cudaops_{name}{size}(ptr %ctx, <32 x i64> %addresses, i32 %mask, {_WHERE}, ptr %wide) #0 {{
+{_check(8 * size, kind)}
   %places = alloca <32 x i64>, align 64
   store <32 x i64> %addresses, ptr %places, align 64
   %all = icmp eq i32 %good, -1
@@ -332,7 +341,7 @@ define void @cudaops_wide{size}(ptr %ctx, <32 x i64> %addresses, i32 %mask, {_WH
 every:{moves}
   ret void
 some:
-  call void @llvm.memset.p0.i64(ptr %result, i8 0, i64 {32 * size}, i1 false)
+  {"" if store else zeros}
   br label %next
 next:
   %lane = phi i64 [ 0, %some ], [ %lane.next, %more ]
@@ -344,16 +353,24 @@ next:
 move:
   %q.at = getelementptr i64, ptr %places, i64 %lane
   %q = load ptr, ptr %q.at, align 8
-  %y = load {v}, ptr %q, align 1
   %to = mul i64 %lane, {size}
-  %r = getelementptr i8, ptr %result, i64 %to
-  store {v} %y, ptr %r, align {size}
+  %r = getelementptr i8, ptr %wide, i64 %to{move(".one", "%q", "%r")}
   br label %more
 more:
   %lane.next = add i64 %lane, 1
   %end = icmp eq i64 %lane.next, 32
   br i1 %end, label %done, label %next
 done:
+  ret void
+}}
+"""
+
+
+def _cold_wide() -> str:
+    return f"""
+define preserve_allcc void @cudaops_cold_wide16(ptr %ctx, ptr %places, i32 %mask, {_WHERE}, ptr %wide) #0 {{
+  %addresses = load <32 x i64>, ptr %places, align 64
+  call void @cudaops_wide16(ptr %ctx, <32 x i64> %addresses, i32 %mask, {_WHERE}, ptr %wide)
   ret void
 }}
 """

@@ -7,7 +7,7 @@ A block of which no warp can go on is a deadlock; where warps look at memory, on
 
 from __future__ import annotations
 
-from cudaops.emulator import layout
+from cudaops.emulator import layout, native
 from cudaops.emulator.layout import BARRIERS, FRAME, LAUNCH, WORKER
 from cudaops.emulator.text import load_field
 
@@ -339,7 +339,12 @@ fail:
   br label %out
 out:
   %finished = atomicrmw add ptr %idle, i64 1 seq_cst
-  call void @llvm.x86.sse.ldmxcsr(ptr %old.csr)
+  call void @llvm.x86.sse.ldmxcsr(ptr %old.csr){_vzeroupper()}
   ret void
 }}
 """
+
+
+def _vzeroupper() -> str:
+    """Code that follows may not know of wide registers, and would be slow while they are in use."""
+    return "" if native.vector_extension() == "SSE" else "\n  call void @llvm.x86.avx.vzeroupper()"

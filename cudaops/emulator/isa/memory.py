@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cudaops.emulator import sanitizer
+from cudaops.emulator import native, sanitizer
 from cudaops.emulator.isa.integer import BITS, INTS
 from cudaops.emulator.isa.table import rule
 from cudaops.emulator.lanes import Lanes
@@ -270,12 +270,22 @@ def _store_affine(g: Codegen, a: Access, target: Mem) -> None:
         whole, mask = interleave(g, a.element, values), g.mask
         ty = f"<{count} x {a.element}>"
         start = g.pointer(address, low)
-        if mask is None:
+
+        def store_all() -> None:
             g.line(f"store {ty} {whole}, ptr {start}, align 1")
-        else:
-            spread = mask if len(values) == 1 else interleave(g, "i1", [mask] * len(values))
+
+        def store_some() -> None:
+            if native.vector_extension() != "AVX-512":  # LLVM would make the wide mask bit by bit
+                _store_varying(g, a, g.address_vector(target, a.space), values)
+                return
+            spread = g.mask_or_full() if len(values) == 1 else interleave(g, "i1", [g.mask_or_full()] * len(values))
             name = g.declare(f"llvm.masked.store.v{count}{a.element}.p0", "void", f"{ty}, ptr, i32, <{count} x i1>")
             g.line(f"call void @{name}({ty} {whole}, ptr {start}, i32 1, <{count} x i1> {spread})")
+
+        if mask is None:
+            store_all()
+        else:
+            g.either(g.emit(f"icmp eq i32 {g.bits_of(mask)}, -1"), store_all, store_some)
         return []
 
     if not contiguous and g.checks is not Checks.SANITIZER:
@@ -338,6 +348,11 @@ def _load_wide(g: Codegen, a: Access, addresses: str) -> list[str]:
 
 
 def _store_varying(g: Codegen, a: Access, addresses: str, values: list[str]) -> None:
+    if len(values) > 1 and a.total in (8, 16) and not g.cold:
+        whole = interleave(g, a.element, values)
+        g.line(f"store <{32 * len(values)} x {a.element}> {whole}, ptr %wide, align 64")
+        g.out_of_line_wide_store(a, addresses)
+        return
     for n, value in enumerate(values):
         places = addresses
         if n:
