@@ -84,6 +84,11 @@ class Place:
                 text = f"{who}{verb} {site.bytes} bytes {place}, which is not a multiple of {site.bytes} bytes away"
             case sanitizer.UNINITIALISED:
                 text = f"{who}reads {site.bytes} bytes {place}, which nothing has written"
+            case sanitizer.IN_FLIGHT:
+                text = (
+                    f"{who}reads {site.bytes} bytes {place}, which {self.other_line(record)} is still to bring; "
+                    "wait for its group, and then at a barrier"
+                )
             case sanitizer.RACE_SHARED:
                 text = f"{who}{verb} {place} in a race with {self.other_thread(record)}: no barrier lies between"
             case sanitizer.RACE_GLOBAL:

@@ -104,7 +104,8 @@ WORKER = {
             "clock",  # moves on at every barrier
             "block_clock",  # when the block's last one was
             "warp_clocks",  # when each warp's last one was
-            "fenced",  # the block has done a fence
+            "fenced",  # the block has done a fence for other blocks
+            "fenced_block",  # or one for its own threads
             "acquired",  # the block has done an atomic
             "python",  # functions of CPython that run signal handlers; 0 but for the thread that called
             "raised_type",  # what a signal handler raised

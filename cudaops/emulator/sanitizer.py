@@ -15,16 +15,19 @@ from cudaops.emulator import layout
 from cudaops.emulator.function import LANE_NUMBERS, V32, V64, Function
 from cudaops.emulator.layout import LAUNCH
 
-READ, WRITE, ATOMIC = 1, 2, 3
+# Kinds of access: odd ones read. COPY is what cp.async asks for. STRONG ones may meet each other and atomics without a
+# race.
+READ, WRITE, ATOMIC, COPY, STRONG_READ, STRONG_WRITE = range(1, 7)
 
 # Kinds of findings; those below 10 are the faults of layout.py.
 RACE_SHARED, RACE_GLOBAL, UNINITIALISED, MISALIGNED, INACTIVE_LANE = 11, 12, 13, 14, 15
-OTHER_BARRIER, NOT_MEMBER, MISSING_MEMBER = 16, 17, 18
+OTHER_BARRIER, NOT_MEMBER, MISSING_MEMBER, IN_FLIGHT = 16, 17, 18, 19
 CHECKS = {
     layout.ERROR_ACCESS: "memcheck", layout.ERROR_STORE: "memcheck", layout.ERROR_BARRIER: "synccheck",
     layout.ERROR_DEADLOCK: "synccheck", layout.ERROR_ARRIVALS: "synccheck",
     RACE_SHARED: "racecheck", RACE_GLOBAL: "racecheck", UNINITIALISED: "initcheck", MISALIGNED: "memcheck",
     INACTIVE_LANE: "synccheck", OTHER_BARRIER: "synccheck", NOT_MEMBER: "synccheck", MISSING_MEMBER: "synccheck",
+    IN_FLIGHT: "synccheck",
 }  # fmt: skip
 
 RECORD = "<qqqqqqqq"  # kind, site, other site, warp, lane, block, address, other (thread or block)

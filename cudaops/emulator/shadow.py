@@ -30,10 +30,12 @@ ARRAYS = 4
 ALONG = 16  # granules that are looked at together: the arrays go on for as long behind the last one
 
 # Shared memory. A word of WRITES is clock | thread << 1 | atomic: less than the block's birth is "not written"; the
-# birth itself, "written, by nobody". A word of READS is clock | SEVERAL | SEVERAL_OF_WARP | thread.
+# birth itself, "written, by nobody"; IN_FLIGHT, "cp.async was asked to write it, and not yet waited for". A word of
+# READS is clock | SEVERAL | SEVERAL_OF_WARP | thread.
 CLOCK_SHIFT = 12
 TICK = 1 << CLOCK_SHIFT
 SEVERAL, SEVERAL_OF_WARP = 1 << 11, 1 << 10
+IN_FLIGHT = 2  # less than any birth
 LAST_TICK = (1 << 32) - 4 * TICK
 
 # Buffers. A word of WRITES is (block + 1) << 1 | atomic or 0; a word of READS, block + 1, 0 or SEVERAL_BLOCKS.

@@ -132,6 +132,7 @@ def _run() -> str:
     fields += load_field("copies", "%copies", "ptr")
     for name, at in (
         ("error_kind", "error"), ("warp", "warp"), ("block", "block"), ("done", "done"), ("fenced", "fenced"),
+        ("fenced_block", "fenced_block"),
         ("acquired", "acquired"), ("steps", "steps"), ("budget", "budget"),
         ("budget_start", "budget_start"), ("steps_limit", "steps_limit"), ("progress", "progress"),
         ("error_site", "error_site"), ("error_warp", "error_warp"), ("error_block", "error_block"),
@@ -183,6 +184,7 @@ block:
   store i32 %z32, ptr %ctaid.z, align 4
   call void @cudaops_born(ptr %ctx)
   store i64 0, ptr %fenced.at, align 8
+  store i64 0, ptr %fenced_block.at, align 8
   store i64 0, ptr %acquired.at, align 8
   call void @llvm.memset.p0.i64(ptr %barriers, i8 0, i64 {layout.BARRIERS_BYTES}, i1 false)
   br i1 %has.shared, label %poison.shared, label %reset

@@ -9,7 +9,18 @@ from __future__ import annotations
 from cudaops.emulator import layout, shadow
 from cudaops.emulator.function import BOOLS, LANE_NUMBERS, V32, V64, Function
 from cudaops.emulator.layout import LAUNCH, SPACES
-from cudaops.emulator.sanitizer import ATOMIC, RACE_GLOBAL, RACE_SHARED, READ, SEVERAL, UNINITIALISED, WRITE, call_notes
+from cudaops.emulator.sanitizer import (
+    ATOMIC,
+    COPY,
+    IN_FLIGHT,
+    RACE_GLOBAL,
+    RACE_SHARED,
+    READ,
+    SEVERAL,
+    STRONG_READ,
+    UNINITIALISED,
+    call_notes,
+)
 
 _ARGUMENTS = f"ptr %ctx, {V64} %addresses, i32 %mask, i64 %bytes, i32 %kind, i64 %site"
 
@@ -27,7 +38,10 @@ def _watch() -> Function:
     f.line("%places = alloca <32 x i64>, align 64")
     f.line("%bytes64 = zext i32 %bytes to i64")
     f.line("%site64 = zext i32 %site to i64")
-    f.line(f"%loads.only = icmp eq i32 %kind, {READ}")
+    reads = [f.test("eq", "i32", "%kind", str(kind)) for kind in (READ, STRONG_READ)]
+    f.line(f"%loads.only = or i1 {reads[0]}, {reads[1]}")
+    atomic = f.test("eq", "i32", "%kind", str(ATOMIC))
+    f.line(f"%strong = or i1 {atomic}, {f.test('ugt', 'i32', '%kind', str(COPY))}")
     slots = f.field("slots", "ptr")
     mine = f.past(slots, f.binary("mul", "i64", f.extend("%slot"), str(layout.SLOT_BYTES)))
 
@@ -58,6 +72,13 @@ def _watch() -> Function:
         there = f.test("ult", V64, f.binary("sub", V64, "%addresses", f.splat("i64", base)), f.splat("i64", size))
         return f.binary("and", "i32", f.bits(there), "%left")
 
+    # A strong write after a fence hands over what was written before it: as if the whole block met there.
+    fenced = f.all_of("i1", "%strong", f.test("ne", "i64", f.field("fenced_block"), "0"), f.invert("i1", "%loads.only"))
+    f.branch(fenced, "hand.over", "go.on")
+    f.place("hand.over")
+    f.line("call void @cudaops_tick(ptr %ctx)")
+    f.jump("go.on")
+    f.place("go.on")
     in_shared = among(f.field("shared"), f.field("shared_bytes"))
     in_locals = among(f.field("locals"), f.field("locals_bytes"))
     for name, lanes, following in (("shared", in_shared, "not.shared"), ("local", in_locals, "not.local")):
@@ -76,7 +97,7 @@ def _watch() -> Function:
     f.branch(f.test("ne", "i32", "%rest", "0"), "buffers", "out")
     f.place("buffers")
     f.line(f"store {V64} %addresses, ptr %places, align 64")
-    f.branch(f.test("eq", "i32", "%kind", str(ATOMIC)), "order", "start")
+    f.branch("%strong", "order", "start")
     f.place("order")
     _acquire_and_release(f)
     f.jump("start")
@@ -115,11 +136,12 @@ def _watch() -> Function:
 
 
 def _acquire_and_release(f: Function) -> None:
-    """An atomic on a buffer: what blocks released before is seen from now on, and a fence before it releases."""
+    """A strong access to a buffer: what blocks released before is seen from now on, and a fence before it releases."""
     f.keep("acquired", "1")
     released = f.at("released", LAUNCH, f.field("launch", "ptr"), "ptr")
     mark = f.past(released, f.field("block"))
-    fenced = f.test("ne", "i64", f.field("fenced"), "0")
+    writes = f.invert("i1", "%loads.only")
+    fenced = f.all_of("i1", f.test("ne", "i64", f.field("fenced"), "0"), writes)
     was = f.load("i8", mark, 1)
     f.line(f"store i8 {f.emit(f'select i1 {fenced}, i8 1, i8 {was}')}, ptr {mark}, align 1")
 
@@ -157,9 +179,11 @@ def _noted(f: Function, name: str, bits: str, kind: int, **what: str) -> None:
 
 
 def _kinds(f: Function) -> None:
-    f.line(f"%stores = icmp ne i32 %kind, {READ}")
-    f.line(f"%loads = icmp ne i32 %kind, {WRITE}")
-    f.line(f"%atomic = icmp eq i32 %kind, {ATOMIC}")
+    reads = [f.test("eq", "i32", "%kind", str(kind)) for kind in (READ, STRONG_READ)]
+    f.line(f"%stores = xor i1 {f.binary('or', 'i1', *reads)}, true")
+    f.line("%loads = trunc i32 %kind to i1")
+    strong = f.test("ugt", "i32", "%kind", str(COPY))
+    f.line(f"%atomic = or i1 {f.test('eq', 'i32', '%kind', str(ATOMIC))}, {strong}")
     f.line(f"%lanes = bitcast i32 %mask to {BOOLS}")
 
 
@@ -182,6 +206,8 @@ def _shared() -> Function:
     site = f.splat("i32", f.trunc("%site"))
     flag = f.splat("i32", f.emit("zext i1 %atomic to i32"))
     mine = f.binary("or", V32, f.binary("or", V32, f.binary("shl", V32, tid, "splat (i32 1)"), flag), clock)
+    copies = f.splat("i1", f.test("eq", "i32", "%kind", str(COPY)))
+    mine = f.where(copies, f"splat (i32 {shadow.IN_FLIGHT})", mine)
     index = _steps(f, "%addresses", f.field("shadow_shift"))
 
     # against the last write
@@ -198,7 +224,10 @@ def _shared() -> Function:
     unset = f.all_of(BOOLS, f.test("ult", V32, written, born), f.splat("i1", "%loads"), "%lanes")
     f.some(f.bits(unset), "unset", "set")
     f.place("unset")
-    call_notes(f, f.bits(unset), UNINITIALISED)
+    asked = f.all_of(BOOLS, f.test("eq", V32, written, f"splat (i32 {shadow.IN_FLIGHT})"), unset)
+    call_notes(f, f.bits(f.all_of(BOOLS, unset, f.invert(BOOLS, asked))), UNINITIALISED)
+    by = f.gather("i32", arrays[shadow.WRITE_SITES], index, asked)
+    call_notes(f, f.bits(asked), IN_FLIGHT, sites=by)
     f.scatter("i32", arrays[shadow.WRITES], index, born, unset)  # one finding for a granule is enough
     f.jump("set")
     f.place("set")
@@ -228,6 +257,8 @@ def _shared() -> Function:
     f.jump("step.end")
 
     f.place("load")
+    f.branch("%atomic", "step.end", "plain.load")
+    f.place("plain.load")
     now = f.binary("or", V32, next_reader(f, near, valid, same, tid, warps, V32), clock)
     f.scatter("i32", arrays[shadow.READS], index, now, "%lanes")
     f.scatter("i32", arrays[shadow.READ_SITES], index, site, "%lanes")
@@ -344,6 +375,8 @@ def _buffer() -> Function:
     f.scatter("i32", arrays[shadow.WRITE_SITES], index, site, "%lanes")
     f.jump("step.end")
     f.place("load")
+    f.branch("%atomic", "step.end", "plain.load")
+    f.place("plain.load")
     f.scatter("i32", arrays[shadow.READS], index, next_block(f, read, me, V32), "%lanes")
     f.scatter("i32", arrays[shadow.READ_SITES], index, site, "%lanes")
     f.jump("step.end")

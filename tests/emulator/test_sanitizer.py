@@ -347,6 +347,36 @@ FAULTS = [
         "// SYNC", "__syncthreads();", r"reads shared\[0\] .* in a race with", argument="shared", index=0,
     ),
     Fault(
+        "a copy that nobody waits for", "synccheck",
+        """__global__ void k(float* o, const float* x, int n) {
+            __shared__ float s[64];
+            int t = threadIdx.x;
+            unsigned to = (unsigned)__cvta_generic_to_shared(s + t);
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(to), "l"(x + t) : "memory"); // OTHER
+            asm volatile("cp.async.commit_group;" ::: "memory");
+            // WAIT
+            __syncthreads();
+            o[blockIdx.x * blockDim.x + t] =
+                s[63 - t]; // BAD
+        }""",
+        "// WAIT", 'asm volatile("cp.async.wait_group 0;" ::: "memory");',
+        r"reads 4 bytes shared\[252\] \(bytes\), which cp\.async.* is still to bring", argument="shared", index=252,
+    ),
+    Fault(
+        "a copy that each thread but not the block waits for", "racecheck",
+        """__global__ void k(float* o, const float* x, int n) {
+            __shared__ float s[64];
+            int t = threadIdx.x;
+            unsigned to = (unsigned)__cvta_generic_to_shared(s + t);
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(to), "l"(x + t) : "memory"); // OTHER
+            asm volatile("cp.async.wait_all;" ::: "memory");
+            // SYNC
+            o[blockIdx.x * blockDim.x + t] =
+                s[t ^ 1]; // BAD
+        }""",
+        "// SYNC", "__syncthreads();", r"reads shared\[4\] .* in a race with", argument="shared",
+    ),
+    Fault(
         "uninitialised local read", "initcheck",
         """__global__ void k(float* o, const float* x, int n) {
             float a[8];

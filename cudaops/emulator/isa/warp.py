@@ -131,9 +131,10 @@ def bar_warp(g: Codegen, ins: Instruction) -> None:
 @rule("fence", "", "cta gpu sys cluster acq_rel sc acquire release")
 def fence(g: Codegen, ins: Instruction) -> None:
     g.line("fence seq_cst")
-    if g.checks is Checks.SANITIZER and not {"cta"} & set(ins.parts):
-        pointer = g.emit(f"getelementptr i8, ptr %ctx, i64 {layout.WORKER['fenced']}")
-        g.line(f"store i64 1, ptr {pointer}, align 8")
+    if g.checks is Checks.SANITIZER:
+        for name in ("fenced_block",) if "cta" in ins.parts else ("fenced_block", "fenced"):
+            pointer = g.emit(f"getelementptr i8, ptr %ctx, i64 {layout.WORKER[name]}")
+            g.line(f"store i64 1, ptr {pointer}, align 8")
 
 
 @rule("nanosleep", "u32")
