@@ -1,8 +1,7 @@
-"""A PTX entry -> LLVM IR for one warp: `i32 warp(ctx, frame, warp index)`, 0 when it has ended, 1 at a barrier.
+"""A PTX entry -> LLVM IR for one warp: `i32 warp(ctx, frame, warp index)`, a turn of it (layout.ENDED and so on).
 
-Here is the control flow: blocks and the masks of divergent regions (control.py), yields at barriers, where registers
-live. Registers that live across a barrier have the warp's frame as home, all others an alloca that LLVM's sroa turns
-into SSA.
+Here is the control flow: blocks and the masks of divergent regions (control.py), and where registers live. Those that
+live across a stop (stops.py) have the warp's frame as home, all others an alloca that LLVM's sroa turns into SSA.
 """
 
 from __future__ import annotations
@@ -11,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cudaops.emulator import layout
-from cudaops.emulator.access import Accesses, Site
-from cudaops.emulator.control import RETURNS, Region, is_barrier, results, sources
+from cudaops.emulator.access import Site
+from cudaops.emulator.control import RETURNS, Region, is_aligned, is_barrier, results, sources
 from cudaops.emulator.isa import lookup
 from cudaops.emulator.lanes import LANE, WARP, Geometry, Lanes
 from cudaops.emulator.options import Checks
-from cudaops.emulator.ptx import MALFORMED, Function, Imm, Instruction, Module, Reg
+from cudaops.emulator.ptx import MALFORMED, Function, Instruction, Module, Reg
 from cudaops.emulator.schedule import RESULTS_AT_ONCE, schedule
+from cudaops.emulator.stops import Stops
 from cudaops.emulator.text import element_bits, integer_text, llvm_type
 from cudaops.errors import EmulatorError
 
@@ -38,7 +38,7 @@ class Generated:
     prints: bool
 
 
-class Codegen(Accesses):
+class Codegen(Stops):
     def __init__(
         self, module: Module, function: Function, geometry: Geometry, dynamic_shared: int, checks: Checks
     ) -> None:
@@ -60,11 +60,7 @@ class Codegen(Accesses):
             for b in analysis.masked
         )
         self.needs_live = partial or leaves or returns
-        self.barriers = [
-            b for b in flow.reachable if flow.blocks[b].instructions and is_barrier(flow.blocks[b].instructions[-1])
-        ]
-        if self.geometry.warps == 1 and not analysis.masked.intersection(self.barriers):
-            self.barriers = []  # one warp runs in step
+        self.find_stops()
         self._assign_homes()
         self._prologue()
         for b in flow.reachable:
@@ -104,9 +100,7 @@ class Codegen(Accesses):
 
     def _assign_homes(self) -> None:
         flow = self.flow
-        crossing: set[str] = set()
-        for b in self.barriers:
-            crossing |= flow.live_in[b + 1]
+        crossing = self.live_at_stops()
         shared = set().union(*(flow.live_in[b] for b in flow.reachable)) if flow.reachable else set()
         self.allocas: list[str] = [
             f"  %{name} = alloca <32 x {element}>, align 64"
@@ -133,9 +127,12 @@ class Codegen(Accesses):
             else:
                 self.allocas.append(f"  {pointer} = alloca {ty}, align 64")
                 initial.append(f"store {ty} zeroinitializer, ptr {pointer}, align 1")
-        self.frame_live = offset
-        if self.barriers and self.needs_live:
-            offset += 8
+        kept = (["live"] if self.needs_live else []) + self.kept_masks() if self.resumes else []
+        if self.needs_live and not kept:
+            self.allocas.append("  %live = alloca <32 x i1>, align 4")
+        for name in kept:
+            self.allocas.append(f"  %{name} = getelementptr i8, ptr %frame, i64 {offset}")
+            offset += 4
         self.frame_bytes = -(-(offset + 64) // 64) * 64
         self.initial = initial
 
@@ -146,21 +143,22 @@ class Codegen(Accesses):
         self.line("%shared = load i64, ptr %shared_at, align 8")
         self.line("%slots_at = getelementptr i8, ptr %ctx, i64 " + str(layout.WORKER["slots"]))
         self.line("%slots = load ptr, ptr %slots_at, align 8")
+        kept = self.kept_masks()
         for b in sorted(self.analysis.masked):
-            self.allocas.append(f"  %m{b} = alloca <32 x i1>, align 4")
-            self.line(f"store <32 x i1> zeroinitializer, ptr %m{b}, align 4")
+            if f"m{b}" not in kept:
+                self.allocas.append(f"  %m{b} = alloca <32 x i1>, align 4")
+                self.line(f"store <32 x i1> zeroinitializer, ptr %m{b}, align 4")
         for text in self.initial:
             self.line(text)
-        if self.needs_live:
-            if self.barriers:
-                self.allocas.append(f"  %live = getelementptr i8, ptr %frame, i64 {self.frame_live}")
-            else:
-                self.allocas.append("  %live = alloca <32 x i1>, align 4")
-        if self.barriers:
+        if self.resumes:
+            self.allocas.append("  %turn = alloca i32, align 4")
+            self.line("store i32 0, ptr %turn, align 4")
             pc = self.emit("load i32, ptr %frame, align 4")
-            cases = " ".join(f"i32 {n + 1}, label %resume{n + 1}" for n in range(len(self.barriers)))
+            cases = " ".join(f"i32 {n + 1}, label %resume{n + 1}" for n in range(len(self.resumes)))
             self.line(f"switch i32 {pc}, label %start [ {cases} ]")
             self.place("start")
+            for name in kept:
+                self.line(f"store i32 0, ptr %{name}, align 4")
         if self.needs_live:
             last = self.geometry.warps - 1
             rest = self.geometry.threads - last * WARP
@@ -173,15 +171,17 @@ class Codegen(Accesses):
             self.line(f"store <32 x i1> {value}, ptr %live, align 4")
         self.block = -1
         self._go(0, None)
-        for n, b in enumerate(self.barriers):
+        for n, stop in enumerate(self.resumes):
             self.place(f"resume{n + 1}")
-            after = b + 1
-            if after in self.analysis.masked:
-                live = self.emit("load <32 x i1>, ptr %live, align 4") if self.needs_live else "splat (i1 true)"
-                self.line(f"store <32 x i1> {live}, ptr %m{after}, align 4")
-                self.line(f"br label %b{after}")
+            if isinstance(stop, Region):
+                for b in stop.chain:
+                    if b in self.barriers:
+                        self._send(b + 1, self.released_lanes(b))
+                self.line(f"br label %b{stop.chain[0]}")
+            elif stop in self.barriers:
+                self._go(stop + 1, None)
             else:
-                self._go(after, None)
+                self.line(f"br label %b{stop}")
 
     def _begin(self, b: int) -> None:
         self.block = b
@@ -199,8 +199,8 @@ class Codegen(Accesses):
             self._trap(last)
         elif not succ:
             self.line("br label %exit")
-        elif last is not None and b in self.barriers:
-            self._yield(b)
+        elif b in self.barriers:
+            self.wait_at_barrier(b)
         elif len(succ) == 1:
             self._go(succ[0], self.mask)
         else:
@@ -259,11 +259,21 @@ class Codegen(Accesses):
 
     def _poll_if_back(self, s: int) -> None:
         """On the way back to a block that came before: count, so that a launch can be stopped, and end if it should."""
-        if self.block < 0 or self.rank[s] > self.rank[self.block]:
+        if self.block < 0:
             return
-        self._poll(self.flow.blocks[s].instructions or self.flow.blocks[self.block].instructions)
+        if self.rank[s] > self.rank[self.block]:
+            self._note_entry(s)
+            return
+        self.poll(self.flow.blocks[s].instructions or self.flow.blocks[self.block].instructions)
+        if s in self.waits and s not in self.analysis.masked:
+            self.look_again(s)
 
-    def _poll(self, code: Sequence[Instruction]) -> None:
+    def _note_entry(self, s: int) -> None:
+        """To come to a waiting loop from elsewhere is to go on."""
+        if s in self.waits and self.block not in self.waits[s].blocks:
+            self.note_progress()
+
+    def poll(self, code: Sequence[Instruction]) -> None:
         pointer = self.emit(f"getelementptr i8, ptr %ctx, i64 {layout.WORKER['budget']}")
         left = self.binary("sub", "i64", self.emit(f"load i64, ptr {pointer}, align 8"), "1")
         self.line(f"store i64 {left}, ptr {pointer}, align 8")
@@ -287,7 +297,8 @@ class Codegen(Accesses):
     def _region(self, region: Region) -> None:
         ends: dict[int, list[int]] = {}
         for loop in sorted(region.loops, key=lambda loop: -loop.depth):
-            ends.setdefault(loop.last, []).append(loop.header)
+            if loop.header not in self.waits:
+                ends.setdefault(loop.last, []).append(loop.header)
         for n, b in enumerate(region.chain):
             following = f"b{region.chain[n + 1]}" if n + 1 < len(region.chain) else self._region_end(region)
             self._masked_block(b, following, ends.get(b, []))
@@ -298,15 +309,21 @@ class Codegen(Accesses):
 
     def _place_region_end(self, region: Region) -> None:
         self.place(self._region_end(region))
+        self._begin(region.chain[-1])
+        if region in self.stop_regions:
+            leave = self.label("leave")
+            self.stop_region(region, f"b{region.chain[0]}", leave)
+            self.place(leave)
         if region.exit is None:
             self.line("br label %exit")
             return
         if self.needs_live:
-            self._begin(-1)
             live = self.emit("load <32 x i1>, ptr %live, align 4")
-            self.line(f"br i1 {self._some(live)}, label %b{region.exit}, label %exit")
-        else:
-            self.line(f"br label %b{region.exit}")
+            on = self.label("on")
+            self.line(f"br i1 {self._some(live)}, label %{on}, label %exit")
+            self.place(on)
+        self._poll_if_back(region.exit)
+        self.line(f"br label %b{region.exit}")
 
     def _masked_block(self, b: int, following: str, headers: Sequence[int]) -> None:
         self.place(f"b{b}")
@@ -323,6 +340,7 @@ class Codegen(Accesses):
             self._trap(last)
         elif b in self.barriers:
             self._divergent_barrier(b, mask)
+            self.line(f"br label %{done}")
         else:
             if not succ:
                 self._leave(mask)
@@ -342,12 +360,13 @@ class Codegen(Accesses):
             back = self.label("back")
             self.line(f"br i1 {self._some(again)}, label %{back}, label %{go_on}")
             self.place(back)
-            self._poll(self.flow.blocks[header].instructions)
+            self.poll(self.flow.blocks[header].instructions)
             self.line(f"br label %b{header}")
             self.place(go_on)
         self.line(f"br label %{following}")
 
     def _send(self, s: int, mask: str) -> None:
+        self._note_entry(s)
         if s in self.flow.lone_return:
             self._leave(mask)
         elif s in self.analysis.masked:
@@ -358,24 +377,18 @@ class Codegen(Accesses):
         stay = self.binary("and", "<32 x i1>", live, self.emit(f"xor <32 x i1> {mask}, splat (i1 true)"))
         self.line(f"store <32 x i1> {stay}, ptr %live, align 4")
 
-    def _yield(self, b: int) -> None:
-        self.line(f"store i32 {self.barriers.index(b) + 1}, ptr %frame, align 4")
-        if self.checks is Checks.SANITIZER:
-            pointer = self.emit(f"getelementptr i8, ptr %frame, i64 {layout.FRAME_SITE}")
-            self.line(f"store i32 {self.site_of(self.flow.blocks[b].instructions[-1])}, ptr {pointer}, align 4")
-        self.line("ret i32 1")
-
     def _divergent_barrier(self, b: int, mask: str) -> None:
-        """A barrier in divergent code is reached by all live lanes, or it is an error."""
-        live = self.emit("load <32 x i1>, ptr %live, align 4") if self.needs_live else "splat (i1 true)"
-        missing = self.emit(f"icmp ne i32 {self.bits_of(live)}, {self.bits_of(mask)}")
-        bad, fine = self.label("missing"), self.label("all")
-        self.line(f"br i1 {missing}, label %{bad}, label %{fine}")
-        self.place(bad)
-        self._fault(self.flow.blocks[b].instructions[-1], layout.ERROR_BARRIER)
-        self.line("ret i32 0")
-        self.place(fine)
-        self._yield(b)
+        """A barrier in divergent code: its lanes wait there. Only .aligned promises that all live ones come at once."""
+        ins = self.flow.blocks[b].instructions[-1]
+        if self.checks is Checks.SANITIZER and is_aligned(ins):
+            missing = self.emit(f"icmp ne i32 {self.live_bits()}, {self.bits_of(mask)}")
+            bad, fine = self.label("missing"), self.label("all")
+            self.line(f"br i1 {missing}, label %{bad}, label %{fine}")
+            self.place(bad)
+            self._fault(ins, layout.ERROR_BARRIER)
+            self.line("ret i32 0")
+            self.place(fine)
+        self.park_at_barrier(b, mask)
 
     def _trap(self, ins: Instruction) -> None:
         self._fault(ins, layout.ERROR_TRAP)
@@ -421,8 +434,8 @@ class Codegen(Accesses):
                 self.pending[register.name] = self.pending.get(register.name, 0) + 1
         for ins in code:
             self._instruction(ins)
-        if ending is not None and ending.base in ("bar", "barrier") and ending.operands != (Imm(0),):
-            self.unsupported(ending, "a named barrier, or one for some of the threads,")
+        if ending is not None and is_barrier(ending):
+            lookup(ending)
         return ending
 
     def _instruction(self, ins: Instruction) -> None:

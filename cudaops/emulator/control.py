@@ -9,7 +9,7 @@ A branch to a block that only returns does not count: it just shrinks the set of
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cudaops.emulator.ptx import Block, Function, Group, Instruction, Mem, Operand, Pair, Reg, Sym, Vec
 from cudaops.errors import EmulatorError
@@ -76,8 +76,25 @@ def sources(ins: Instruction) -> Iterator[Reg]:
 
 
 def is_barrier(ins: Instruction) -> bool:
-    """bar.sync / barrier.sync: the warp's turn ends here. (bar.warp.sync is not one.)"""
-    return ins.base in ("bar", "barrier") and "sync" in ins.parts and "warp" not in ins.parts
+    """bar.sync, bar.red, barrier.sync ...: lanes wait here. (bar.arrive and bar.warp.sync do not.)"""
+    return ins.base in ("bar", "barrier") and bool({"sync", "red"} & set(ins.parts)) and "warp" not in ins.parts
+
+
+def is_aligned(ins: Instruction) -> bool:
+    """Whether all lanes of a warp come to a barrier at once, or the program is wrong."""
+    return ins.base == "bar" or "aligned" in ins.parts
+
+
+def observes(ins: Instruction) -> bool:
+    """Whether it reads what another warp may be about to write."""
+    match ins.base:
+        case "atom":
+            return True
+        case "ld":
+            return bool({"volatile", "relaxed", "acquire", "mmio"} & set(ins.parts))
+        case "mbarrier":
+            return bool({"test_wait", "try_wait"} & set(ins.parts))
+    return False
 
 
 @dataclass
@@ -85,6 +102,15 @@ class Loop:
     header: int
     last: int  # the last block of the loop in chain order: the back edge is taken after it
     depth: int
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A loop that waits for others."""
+
+    blocks: frozenset[int]
+    look: Instruction  # the first that reads what others may write
+    only_looks: bool  # it stores nothing but by atomics
 
 
 @dataclass
@@ -98,7 +124,7 @@ class Region:
 
 
 class Flow:
-    """The control-flow graph of a function, blocks split behind barriers."""
+    """The control-flow graph of a function; a barrier is a block of its own."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
@@ -133,6 +159,10 @@ class Flow:
         self.dominators = self._dominators()
         self.post = self._post_dominators()
         self.live_in = self._liveness()
+        self.barriers = [
+            b for b in self.reachable if self.blocks[b].instructions and is_barrier(self.blocks[b].instructions[-1])
+        ]
+        self.waits = self._waiting_loops()
         self.divergent: frozenset[int] = frozenset()  # as last given to `masked`
 
     # -- graph ----------------------------------------------------------------------------------------------------
@@ -223,6 +253,33 @@ class Flow:
                     live[b], changed = new, True
         return {b: frozenset(names) for b, names in live.items()}
 
+    def _waiting_loops(self) -> dict[int, Waiting]:
+        """Loops that may go round until another warp, or another lane of this one, has done something: a branch in them
+        depends on what is observed. By their headers."""
+        ends: dict[int, set[int]] = {}
+        for b in self.reachable:
+            for header in self.succ[b]:
+                if self.dominators[b] >> header & 1:
+                    ends.setdefault(header, set()).add(b)
+        found = {}
+        for header, last in ends.items():
+            blocks = self._loop(header, last)
+            code = [ins for b in sorted(blocks) for ins in self.blocks[b].instructions]
+            if _branches_on_observed(code):
+                only_looks = not any(ins.base in ("st", "red", "bar", "barrier", "cp") for ins in code)
+                found[header] = Waiting(frozenset(blocks), next(filter(observes, code)), only_looks)
+        return found
+
+    def _loop(self, header: int, last: set[int]) -> set[int]:
+        """The natural loop of the back edges from `last` to `header`."""
+        inside, stack = {header}, list(last)
+        while stack:
+            b = stack.pop()
+            if b not in inside:
+                inside.add(b)
+                stack.extend(self.pred[b])
+        return inside
+
     # -- masks ----------------------------------------------------------------------------------------------------
     def masked(self, divergent: set[int]) -> set[int]:
         """The blocks that need a mask, given the blocks that end in a divergent branch."""
@@ -237,7 +294,12 @@ class Flow:
             grown = False
             for group in self._components(found):
                 exits = self._exits(group)
-                if len(exits) > 1:
+                if exits and any(b in self.waits or b in self.barriers for b in group):
+                    more = self._before_barriers(exits, found)  # lanes may wait for others of their warp
+                    if more - found:
+                        found |= more
+                        grown = True
+                elif len(exits) > 1:
                     meet = self.meeting_point(exits)
                     more = self._between(exits, meet)
                     if meet == n:
@@ -247,6 +309,19 @@ class Flow:
                         grown = True
             if not grown:
                 return found - self.lone_return
+
+    def _before_barriers(self, starts: Iterable[int], masked: set[int]) -> set[int]:
+        """What can be reached without passing a barrier that a warp comes to as a whole."""
+        seen: set[int] = set()
+        stack = list(starts)
+        while stack:
+            b = stack.pop()
+            whole = b in self.barriers and b not in masked and is_aligned(self.blocks[b].instructions[-1])
+            if b in seen or b in self.lone_return or whole:
+                continue
+            seen.add(b)
+            stack.extend(self.succ[b])
+        return seen
 
     def _between(self, starts: Iterable[int], stop: int) -> set[int]:
         seen: set[int] = set()
@@ -291,6 +366,10 @@ class Flow:
             found.append(region)
         return found
 
+    def stops(self, region: Region) -> bool:
+        """Whether lanes wait in it for other warps: at a barrier, or in a loop."""
+        return any(b in self.waits or b in self.barriers for b in region.chain)
+
     def waiting(self, masked: set[int]) -> dict[int, set[int]]:
         """Masked block -> blocks where other lanes may wait while it runs.
 
@@ -316,6 +395,11 @@ class Flow:
                 seen.add((b, c))
                 todo.append((b, c))
 
+        for region in self.regions(masked):
+            if self.stops(region):  # lanes wait at any of its blocks while others go on
+                everywhere = {*region.chain} | ({region.exit} if region.exit is not None else set())
+                for b in region.chain:
+                    found[b] |= everywhere - {b}
         for d in self.divergent:
             add(self.succ[d][0], self.succ[d][-1])
         while todo:
@@ -343,6 +427,18 @@ class Flow:
             region.loops.append(loop)
             self._order(set(part), region, top, depth + 1)
             loop.last = region.chain[-1]
+
+
+def _branches_on_observed(code: list[Instruction]) -> bool:
+    """Whether a branch in `code`, a loop, depends on what is observed there."""
+    known: set[str] = set()
+    while True:
+        before = len(known)
+        for ins in code:
+            if observes(ins) or any(r.name in known for r in sources(ins)):
+                known.update(r.name for r in results(ins))
+        if len(known) == before:
+            return any(ins.guard is not None and ins.guard.name in known for ins in code if ins.base == "bra")
 
 
 def _bits(value: int) -> Iterator[int]:
@@ -398,9 +494,18 @@ def _split_at_barriers(blocks: Iterable[Block]) -> Iterator[Block]:
     for block in blocks:
         label, code = block.label, []
         for ins in block.instructions:
-            code.append(ins)
-            if is_barrier(ins):
+            if not is_barrier(ins):
+                code.append(ins)
+                continue
+            result: tuple[Instruction, ...] = ()
+            if "red" in ins.parts:  # its result is there when the barrier is complete
+                parts = ("barrier_result", next(p for p in ins.parts if p in ("popc", "and", "or")), ins.type)
+                result = (Instruction(".".join(parts), parts, ins.operands[:2], ins.file, ins.line),)
+                ins = replace(ins, operands=ins.operands[1:])
+            count += 1
+            if code:
                 yield Block(label, tuple(code))
-                count += 1
-                label, code = f"$after_barrier{count}", []
+                label = f"$barrier{count}"
+            yield Block(label, (ins,))
+            label, code = f"$after_barrier{count}", list(result)
         yield Block(label, tuple(code))

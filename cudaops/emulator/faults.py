@@ -51,9 +51,11 @@ class Place:
     extents: Sequence[Buffer]
     shared: tuple[int, int]  # host address and bytes
     max_steps: int | None
+    warps: Sequence[tuple[int, int]]  # of the block: (program counter, number of the site) where each stands
 
     def finding(self, record: Record) -> Finding:
-        site = self.sites[record.site]
+        stands = self._first_waiting() if record.kind == layout.ERROR_DEADLOCK else record.site
+        site = self.sites[stands]
         block = self.block_of(record.block)
         thread = self.thread_of(record.warp * WARP + record.lane)
         argument, index, place = self.element(site, record.address)
@@ -66,6 +68,8 @@ class Place:
                     f"block {block}, warp {record.warp}: {site.opcode} in divergent code is not reached by every "
                     "thread; move it out of the branch"
                 )
+            case layout.ERROR_DEADLOCK:
+                text = f"block {block}: deadlock, no warp can go on: {self._standing()}"
             case layout.ERROR_TRAP:
                 what = "an assertion failed" if site.opcode == "__assertfail" else f"the kernel executed {site.opcode}"
                 text = f"block {block}, warp {record.warp}: {what}"
@@ -94,6 +98,24 @@ class Place:
                 text = f"{who}{verb} {site.bytes} bytes {self.outside(site, record.address)}"
         check = CHECKS.get(record.kind, "")
         return Finding(check, self.kernel, site.file, site.line, block, thread, argument, index, head + text)
+
+    def _first_waiting(self) -> int:
+        return next((site for pc, site in self.warps if pc > 0), 0)
+
+    def _standing(self) -> str:
+        """Where the warps of the block stand, those at one place together."""
+        places: dict[int, list[int]] = {}
+        for warp, (pc, number) in enumerate(self.warps):
+            places.setdefault(number if pc > 0 else -1, []).append(warp)
+        return "; ".join(self._standing_at(number, warps) for number, warps in places.items())
+
+    def _standing_at(self, number: int, warps: Sequence[int]) -> str:
+        who = f"warp {warps[0]}" if len(warps) == 1 else f"warps {_ranges(warps)}"
+        if number < 0:
+            return f"{who} ended"
+        site = self.sites[number]
+        does = "stopped at" if site.opcode.startswith("bar") else "looked in vain, again and again, in the loop of"
+        return f"{who} {does} {site.opcode} at {site.file}:{site.line}"
 
     def block_of(self, b: int) -> tuple[int, int, int]:
         gx, gy, _ = self.grid
@@ -156,3 +178,14 @@ class Place:
         if offset % size:
             return f"at byte {offset} of {near.name}, which has {near.nbytes} bytes"
         return f"at {near.name}[{offset // size}], but {near.name} has {near.nbytes // size} elements of {size} bytes"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """0-3, 5"""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and runs[-1][1] == n - 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

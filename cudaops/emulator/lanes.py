@@ -701,6 +701,25 @@ def _div(ins: Instruction, v: Values) -> Lanes | None:
     return Lanes(offsets)
 
 
+def _setp(ins: Instruction, v: Values) -> Lanes | None:
+    """S + L against a limit that no warp lies across, such as threadIdx.x < 64: what S says, every lane says."""
+    order = {"lt": "lt", "lo": "lt", "ge": "lt", "hs": "lt", "gt": "gt", "hi": "gt", "le": "gt", "ls": "gt"}
+    side = order.get(ins.parts[1])
+    if side is None or ins.type[0] == "f" or not all(x.uniform for x in v[2:]):
+        return None
+    a, b = v[:2]
+    if a.uniform:  # the limit comes first
+        a, b, side = b, a, "gt" if side == "lt" else "lt"
+    if not (b.uniform and a.disjoint and a.offsets is not None):
+        return None
+    bits = max(a.offsets).bit_length()
+    if side == "lt":
+        across = b.zeros < bits
+    else:
+        across = not b.constant or b.low is None or (b.low + 1) % (1 << bits) != 0
+    return None if across else UNIFORM
+
+
 def _cvta(ins: Instruction, v: Values) -> Lanes | None:
     return Lanes(v[0].offsets)
 
@@ -709,4 +728,5 @@ _INTEGER: dict[str, Callable[[Instruction, Values], Lanes | None]] = {
     "add": _add, "sub": _add, "neg": _neg, "mul": _mul, "mad": _mad, "shl": _shl, "shr": _shr,
     "and": _bits, "or": _bits, "xor": _bits, "bfe": _bfe, "bfi": _bfi, "mov": _mov, "cvt": _cvt,
     "selp": _selp, "min": _extremum, "max": _extremum, "rem": _rem, "div": _div, "cvta": _cvta,
+    "setp": _setp,
 }  # fmt: skip

@@ -24,12 +24,13 @@ LAUNCH = {
             "frame_bytes",
             "shared_bytes",
             "local_bytes",
-            "last_mask",
             "log",
             "findings",  # of the sanitizer; 0: it is off
             "shadows",  # a pair of pointers for each buffer: races, initialisation
             "granule_shift",  # log2 of bytes: an element of the shadows of buffers
             "released",  # a byte for each block: it has done a fence and then an atomic
+            "workers",
+            "idle",  # workers that have no block left, or one in which no warp goes on
         ]
     )
 }
@@ -106,7 +107,8 @@ WORKER = {
             "error_warp",
             "error_block",
             "error_thread_mask",
-            "last_mask",
+            "barriers",  # BARRIERS
+            "progress",  # in this turn the warp changed something that others may wait for
             "done",
         ]
     )
@@ -120,12 +122,36 @@ SHARED_SLOT, LOCAL_SLOT, FIRST_SLOT = 0, 1, 2
 # Which extents an access may touch.
 SPACES = {"shared": 1, "local": 2, "global": 4, "param": 4, "generic": 7}
 
-# A warp's frame: its program counter, then registers that live across a barrier.
+# A warp's frame: where it goes on (-1: it has ended), what it waits for, then registers that live across a stop.
+FRAME = {
+    "pc": 0,
+    "site": 4,  # the place in the source where it waits
+    "released": 8,  # a bit for each barrier that its lanes have waited for and that is complete
+    "live": 12,  # lanes that have not ended
+    "waits": 16,  # 0: it has something to do
+    "parked": 20,  # lanes that wait in loops
+    "counts": 32,  # lanes that wait at each barrier, 16 x i16
+}
 FRAME_REGISTERS = 64
-FRAME_SITE = 4  # where it waits, an i32 kept for the sanitizer
+
+# What each turn of a warp returns.
+ENDED, WAITS, LOOPS = 0, 1, 2
+
+# The 16 named barriers of a block. Counts of threads; a warp all of whose lanes have come counts for 32.
+BARRIERS = {
+    "expected": 0,  # 16 x i16; 0: all threads of the block
+    "arrived": 32,  # 16 x i16, without waiting for it
+    "true": 64,  # 16 x i32: lanes whose predicate held, so far
+    "lanes": 128,  # 16 x i32: lanes that gave one
+    "last_true": 192,  # the same when it was complete
+    "last_lanes": 256,
+}
+BARRIERS_BYTES = 320
 
 ERROR_ACCESS, ERROR_STORE, ERROR_BARRIER, ERROR_TRAP, ERROR_DEADLOCK, ERROR_STEPS = 1, 2, 3, 4, 5, 6
 
+LOOK_TURNS = 16  # times that a waiting loop goes round in one turn of its warp
+STUCK_ROUNDS = 1 << 15  # rounds in which no warp of a block goes on, until that counts as a deadlock
 POLL_EVERY = 65536  # loop iterations of a worker between two looks at whether the launch should stop
 BLOCK_STEPS = 256  # what a finished block counts for in that
 

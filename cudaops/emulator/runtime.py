@@ -230,7 +230,7 @@ class _Worker:
     def __init__(self) -> None:
         self.fields = (ctypes.c_int64 * len(layout.WORKER))()
         self.address = ctypes.addressof(self.fields)
-        self.memory = {name: _aligned(64) for name in ("frames", "shared", "locals", "slots")}
+        self.memory = {name: _aligned(64) for name in ("frames", "shared", "locals", "slots", "barriers")}
 
     def reserve(self, name: str, size: int) -> int:
         """The address of at least `size` bytes."""
@@ -247,6 +247,7 @@ class _Worker:
             ("launch", launch), ("arguments", arguments), ("slots", slots),
             ("frames", self.reserve("frames", sizes.frames)), ("shared", self.reserve("shared", sizes.shared)),
             ("locals", self.reserve("locals", sizes.locals)),
+            ("barriers", self.reserve("barriers", layout.BARRIERS_BYTES)),
         ):  # fmt: skip
             self.fields[layout.WORKER[name] // 8] = value
 
@@ -255,6 +256,11 @@ class _Worker:
 
     def set(self, name: str, value: int) -> None:
         self.fields[layout.WORKER[name] // 8] = value
+
+    def standing(self, frame: int) -> tuple[int, int]:
+        """(where a warp stands: its pc, the number of the place in the source)"""
+        words = self.memory["frames"][frame : frame + 8].view(np.int32)
+        return int(words[layout.FRAME["pc"] // 4]), int(words[layout.FRAME["site"] // 4])
 
 
 @dataclass(frozen=True)
@@ -388,6 +394,7 @@ class Prepared:
         count = 1 if checked else self._threads(threads)
         launch = (ctypes.c_int64 * len(layout.LAUNCH))(*self.launch_template)
         launch[layout.LAUNCH["chunk"] // 8] = max(1, self.blocks // (count * 16))
+        launch[layout.LAUNCH["workers"] // 8] = count
         launch[layout.LAUNCH["buffer_count"] // 8] = len(extents)
         launch[layout.LAUNCH["buffers"] // 8] = ctypes.addressof(table)
         log = ctypes.create_string_buffer(layout.LOG_BYTES + 8) if self.code.info.prints else None
@@ -435,8 +442,9 @@ class Prepared:
 
     def _place(self, worker: _Worker, extents: Sequence[Buffer], max_steps: int | None) -> Place:
         shared = (worker.get("shared"), self.shared_bytes)
-        sites, config = self.code.info.sites, self.config
-        return Place(self.name, sites, config.grid, config.block, extents, shared, max_steps)
+        info, config = self.code.info, self.config
+        warps = [worker.standing(w * info.frame_bytes) for w in range(self.geometry.warps)]
+        return Place(self.name, info.sites, config.grid, config.block, extents, shared, max_steps, warps)
 
 
 def _fault(worker: _Worker) -> Record:

@@ -24,6 +24,7 @@ RACE_SHARED, RACE_GLOBAL, UNINITIALISED, MISALIGNED, INACTIVE_LANE = 11, 12, 13,
 OTHER_BARRIER = 16
 CHECKS = {
     layout.ERROR_ACCESS: "memcheck", layout.ERROR_STORE: "memcheck", layout.ERROR_BARRIER: "synccheck",
+    layout.ERROR_DEADLOCK: "synccheck",
     RACE_SHARED: "racecheck", RACE_GLOBAL: "racecheck", UNINITIALISED: "initcheck", MISALIGNED: "memcheck",
     INACTIVE_LANE: "synccheck", OTHER_BARRIER: "synccheck",
 }  # fmt: skip
@@ -152,7 +153,7 @@ def _ticks() -> str:
 
 
 def _meet() -> str:
-    """meet(ctx, frame bytes, warps): a finding for each warp that waits at another barrier than the first one does."""
+    """meet(ctx, frame bytes, warps): a finding for each warp that waits for barrier 0 elsewhere than the first one."""
     f = _Function()
     f.line(f"%off = icmp eq ptr {f.field('shadow', 'ptr')}, null")
     frames = f.field("frames", "ptr")
@@ -162,8 +163,9 @@ def _meet() -> str:
     f.line("%first = phi i64 [ -1, %entry ], [ %first.next, %more ]")
     f.line("%first.site = phi i64 [ -1, %entry ], [ %first.site.next, %more ]")
     frame = f.emit(f"getelementptr i8, ptr {frames}, i64 {f.binary('mul', 'i64', '%w', '%frame.bytes')}")
-    waits = f.emit(f"icmp sgt i32 {f.emit(f'load i32, ptr {frame}, align 4')}, 0")
-    site_at = f.emit(f"getelementptr i8, ptr {frame}, i64 {layout.FRAME_SITE}")
+    count_at = f.emit(f"getelementptr i8, ptr {frame}, i64 {layout.FRAME['counts']}")
+    waits = f.emit(f"icmp ne i16 {f.emit(f'load i16, ptr {count_at}, align 2')}, 0")
+    site_at = f.emit(f"getelementptr i8, ptr {frame}, i64 {layout.FRAME['site']}")
     site = f.emit(f"sext i32 {f.emit(f'load i32, ptr {site_at}, align 4')} to i64")
     f.line(f"br i1 {waits}, label %look, label %more")
     f.place("look")

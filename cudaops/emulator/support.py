@@ -1,16 +1,18 @@
-"""LLVM IR of what every kernel shares: checked loads and stores out of line, extent look-up, the block scheduler.
+"""LLVM IR of what every kernel shares: checked loads and stores out of line, extent look-up, the block scheduler's.
 
 Compiled once for a machine and reached through function pointers in the worker structure (layout.WORKER).
 """
 
 from __future__ import annotations
 
-from cudaops.emulator import layout, sanitizer
+from cudaops.emulator import layout, sanitizer, turns
 from cudaops.emulator.layout import LAUNCH, SPACES, WORKER
+from cudaops.emulator.text import load_field as _field
 
 ATTRIBUTES = (
     'attributes #0 = { nounwind alignstack=64 "frame-pointer"="none" "prefer-vector-width"="512" '
-    '"min-legal-vector-width"="512" }'
+    '"min-legal-vector-width"="512" }\n'
+    '!0 = !{!"branch_weights", i32 2000, i32 1}\n'
 )
 
 
@@ -24,7 +26,7 @@ def ir() -> str:
     parts.append(_printf())
     parts.append(_poll())
     parts.append(sanitizer.ir())
-    parts.append(_run())
+    parts.append(turns.ir())
     parts.append(ATTRIBUTES)
     return "\n".join(parts)
 
@@ -36,12 +38,6 @@ declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 declare void @llvm.x86.sse.ldmxcsr(ptr)
 declare void @llvm.x86.sse.stmxcsr(ptr)
 """
-
-
-def _field(name: str, value: str, ty: str = "i64", offsets: dict[str, int] = WORKER, base: str = "%ctx") -> str:
-    return f"""
-  {value}.at = getelementptr i8, ptr {base}, i64 {offsets[name]}
-  {value} = load {ty}, ptr {value}.at, align 8"""
 
 
 def _hull() -> str:
@@ -514,158 +510,4 @@ yes:
 no:
   ret i1 false
 }}
-"""
-
-
-def _run() -> str:
-    """run(ctx): take chunks of blocks from the launch's counter until none is left; the warps of a block in turns."""
-    fields = _field("launch", "%launch", "ptr")
-    for name, value, ty in (
-        ("warp_function", "%function", "ptr"), ("blocks", "%blocks", "i64"), ("chunk", "%chunk", "i64"),
-        ("grid_x", "%gx", "i64"), ("grid_y", "%gy", "i64"), ("warps", "%warps", "i64"),
-        ("frame_bytes", "%frame.bytes", "i64"),
-    ):  # fmt: skip
-        fields += _field(name, value, ty, LAUNCH, "%launch")
-    fields += _field("frames", "%frames", "ptr") + _field("shared", "%shared", "ptr")
-    fields += _field("shared_bytes", "%shared.bytes")
-    return f"""
-define void @cudaops_run(ptr %ctx) #0 {{
-entry:
-  %old.csr = alloca i32, align 4
-  %new.csr = alloca i32, align 4
-  store i32 {0x1F80}, ptr %new.csr, align 4
-  call void @llvm.x86.sse.stmxcsr(ptr %old.csr)
-  call void @llvm.x86.sse.ldmxcsr(ptr %new.csr){fields}
-  %counter = getelementptr i8, ptr %launch, i64 {LAUNCH["next_block"]}
-  %abort = getelementptr i8, ptr %launch, i64 {LAUNCH["abort"]}
-  %error = getelementptr i8, ptr %ctx, i64 {WORKER["error_kind"]}
-  %ctaid.x = getelementptr i8, ptr %ctx, i64 {WORKER["ctaid_xy"]}
-  %ctaid.y = getelementptr i8, ptr %ctx, i64 {WORKER["ctaid_xy"] + 4}
-  %ctaid.z = getelementptr i8, ptr %ctx, i64 {WORKER["ctaid_z"]}
-  %warp.at = getelementptr i8, ptr %ctx, i64 {WORKER["warp"]}
-  %block.at = getelementptr i8, ptr %ctx, i64 {WORKER["block"]}
-  %done.at = getelementptr i8, ptr %ctx, i64 {WORKER["done"]}
-  %fenced.at = getelementptr i8, ptr %ctx, i64 {WORKER["fenced"]}
-  %acquired.at = getelementptr i8, ptr %ctx, i64 {WORKER["acquired"]}
-  %init.at = getelementptr i8, ptr %ctx, i64 {WORKER["shared_init"]}
-  %steps.at = getelementptr i8, ptr %ctx, i64 {WORKER["steps"]}
-  %budget.at = getelementptr i8, ptr %ctx, i64 {WORKER["budget"]}
-  %budget_start.at = getelementptr i8, ptr %ctx, i64 {WORKER["budget_start"]}
-  %steps_limit.at = getelementptr i8, ptr %ctx, i64 {WORKER["steps_limit"]}
-  %has.shared = icmp ne i64 %shared.bytes, 0
-  br label %take
-take:
-  %stop = load atomic i64, ptr %abort monotonic, align 8
-  %stopped = icmp ne i64 %stop, 0
-  br i1 %stopped, label %out, label %grab
-grab:
-  %from = atomicrmw add ptr %counter, i64 %chunk monotonic
-  %left = icmp ult i64 %from, %blocks
-  br i1 %left, label %some, label %out
-some:
-  %upto = add i64 %from, %chunk
-  %fewer = icmp ult i64 %upto, %blocks
-  %to = select i1 %fewer, i64 %upto, i64 %blocks
-  br label %block
-block:
-  %b = phi i64 [ %from, %some ], [ %b.next, %go.on ]
-  store i64 %b, ptr %block.at, align 8
-  %x = urem i64 %b, %gx
-  %rest = udiv i64 %b, %gx
-  %y = urem i64 %rest, %gy
-  %z = udiv i64 %rest, %gy
-  %x32 = trunc i64 %x to i32
-  %y32 = trunc i64 %y to i32
-  %z32 = trunc i64 %z to i32
-  store i32 %x32, ptr %ctaid.x, align 4
-  store i32 %y32, ptr %ctaid.y, align 4
-  store i32 %z32, ptr %ctaid.z, align 4
-  call void @cudaops_tick(ptr %ctx)
-  store i64 0, ptr %fenced.at, align 8
-  store i64 0, ptr %acquired.at, align 8
-  br i1 %has.shared, label %poison.shared, label %ready
-poison.shared:
-  call void @llvm.memset.p0.i64(ptr %shared, i8 -1, i64 %shared.bytes, i1 false)
-  %init = load ptr, ptr %init.at, align 8
-  %no.init = icmp eq ptr %init, null
-  br i1 %no.init, label %ready, label %forget
-forget:
-  call void @llvm.memset.p0.i64(ptr %init, i8 0, i64 %shared.bytes, i1 false)
-  br label %ready
-ready:
-  br label %reset
-reset:
-  %r = phi i64 [ 0, %ready ], [ %r.next, %reset ]
-  %r.offset = mul i64 %r, %frame.bytes
-  %r.frame = getelementptr i8, ptr %frames, i64 %r.offset
-  store i32 0, ptr %r.frame, align 4
-  %r.next = add i64 %r, 1
-  %r.more = icmp ult i64 %r.next, %warps
-  br i1 %r.more, label %reset, label %round
-round:
-  br label %warp
-warp:
-  %w = phi i64 [ 0, %round ], [ %w.next, %warp.end ]
-  %waiting = phi i32 [ 0, %round ], [ %waiting.next, %warp.end ]
-  %w.offset = mul i64 %w, %frame.bytes
-  %frame = getelementptr i8, ptr %frames, i64 %w.offset
-  %pc = load i32, ptr %frame, align 4
-  %ended = icmp eq i32 %pc, -1
-  br i1 %ended, label %warp.end, label %turn
-turn:
-  store i64 %w, ptr %warp.at, align 8
-  %w32 = trunc i64 %w to i32
-  %state = call i32 %function(ptr %ctx, ptr %frame, i32 %w32)
-  %over = icmp eq i32 %state, 0
-  br i1 %over, label %finish, label %warp.end
-finish:
-  store i32 -1, ptr %frame, align 4
-  br label %warp.end
-warp.end:
-  %mine = phi i32 [ 0, %warp ], [ 0, %finish ], [ 1, %turn ]
-  %waiting.next = or i32 %waiting, %mine
-  %w.next = add i64 %w, 1
-  %w.more = icmp ult i64 %w.next, %warps
-  br i1 %w.more, label %warp, label %round.end
-round.end:
-  call void @cudaops_meet(ptr %ctx, i64 %frame.bytes, i64 %warps)
-  call void @cudaops_tick(ptr %ctx)
-  %again = icmp ne i32 %waiting.next, 0
-  %bad = load i64, ptr %error, align 8
-  %stop.now = load atomic i64, ptr %abort monotonic, align 8
-  %either = or i64 %bad, %stop.now
-  %faulted = icmp ne i64 %either, 0
-  br i1 %faulted, label %fail, label %no.fault
-no.fault:
-  br i1 %again, label %round, label %block.end
-block.end:
-  %done = load i64, ptr %done.at, align 8
-  %done.next = add i64 %done, 1
-  store i64 %done.next, ptr %done.at, align 8
-  store i64 0, ptr %steps.at, align 8
-  %budget = load i64, ptr %budget.at, align 8
-  %budget.left = sub i64 %budget, {layout.BLOCK_STEPS}
-  store i64 %budget.left, ptr %budget.at, align 8
-  store i64 %budget.left, ptr %budget_start.at, align 8
-  %used.up = icmp slt i64 %budget.left, 0
-  %steps.limit = load i64, ptr %steps_limit.at, align 8
-  %counted = icmp ne i64 %steps.limit, 0
-  %look.now = or i1 %used.up, %counted
-  br i1 %look.now, label %look, label %go.on
-look:
-  %quit = call preserve_allcc i1 @cudaops_poll(ptr %ctx, i32 0)
-  store i64 0, ptr %steps.at, align 8
-  br i1 %quit, label %fail, label %go.on
-go.on:
-  %b.next = add i64 %b, 1
-  %b.more = icmp ult i64 %b.next, %to
-  br i1 %b.more, label %block, label %take
-fail:
-  store atomic i64 1, ptr %abort monotonic, align 8
-  br label %out
-out:
-  call void @llvm.x86.sse.ldmxcsr(ptr %old.csr)
-  ret void
-}}
-!0 = !{{!"branch_weights", i32 2000, i32 1}}
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+from cudaops.emulator.layout import WORKER
 from cudaops.emulator.ptx import TYPE_BITS
 
 LLVM_TYPES = {"pred": "i1", "f32": "float", "f64": "double"}
@@ -53,6 +54,13 @@ def argument_types(arguments: str) -> list[str]:
         depth += ch in "<(" or -(ch in ">)")
         item += ch
     return found
+
+
+def load_field(name: str, value: str, ty: str = "i64", offsets: dict[str, int] = WORKER, base: str = "%ctx") -> str:
+    """Text that loads a field of one of layout's structures into `value`."""
+    return f"""
+  {value}.at = getelementptr i8, ptr {base}, i64 {offsets[name]}
+  {value} = load {ty}, ptr {value}.at, align 8"""
 
 
 class Text:

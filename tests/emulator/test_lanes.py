@@ -177,6 +177,22 @@ def values_of(lanes: Lanes) -> tuple[int, ...]:
     return tuple(scalar + offset - first for offset in lanes.offsets)
 
 
+# %r0 is threadIdx.x, a multiple of 32 and the lane; %r6 a multiple of 64.
+WARPS_AS_A_WHOLE = [
+    ("setp.lt.s32 %p1, %r0, 64;", True), ("setp.lt.u32 %p1, %r0, 40;", False), ("setp.ge.u32 %p1, %r0, 32;", True),
+    ("setp.gt.u32 %p1, %r0, 31;", True), ("setp.gt.u32 %p1, %r0, 32;", False), ("setp.le.s32 %p1, %r0, 63;", True),
+    ("setp.le.s32 %p1, %r0, 64;", False), ("setp.lo.u32 %p1, %r0, %r6;", True), ("setp.lt.s32 %p1, %r0, %r1;", False),
+    ("setp.gt.s32 %p1, 64, %r0;", True), ("setp.le.u32 %p1, 32, %r0;", True), ("setp.lt.u32 %p1, 63, %r0;", True),
+    ("setp.lt.u32 %p1, 64, %r0;", False), ("setp.eq.s32 %p1, %r0, 32;", False), ("setp.ne.s32 %p1, %r0, 64;", False),
+    ("setp.gt.s32 %p1, %r0, -1;", True), ("setp.lt.s32 %p1, %r0, 0;", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "uniform"), WARPS_AS_A_WHOLE, ids=[code for code, _ in WARPS_AS_A_WHOLE])
+def test_a_limit_that_no_warp_lies_across(code: str, uniform: bool) -> None:
+    assert lanes_of(code).uniform is uniform
+
+
 INTERVALS = [
     ("mov.u32 %r9, %r5;", (0, 255)),
     ("mov.u32 %r9, %r1;", (0, 65535)),

@@ -17,8 +17,8 @@ from cudaops.errors import EmulatorError, SanitizerError
 from tests.emulator import harness
 
 SPIN = """__global__ void k(volatile int* p, int n) {
-    while (p[threadIdx.x % 2] != n)
-        ;
+    for (unsigned x = n | 1; x != 0; x *= 3)  // odd for ever
+        p[threadIdx.x % 2] = x;
     p[2] = 1;
 }"""
 COUNT = """__global__ void k(int* o, int n) {

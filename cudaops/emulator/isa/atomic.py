@@ -113,6 +113,14 @@ do:
   %b.at = getelementptr {i}, ptr %seconds, i64 %lane64
   %b = load {i}, ptr %b.at, align {bits // 8}{act}
 put:
+  %after = load atomic {i}, ptr %p monotonic, align {bits // 8}
+  %changed = icmp ne {i} %after, %old
+  br i1 %changed, label %progress, label %keep
+progress:
+  %progress.at = getelementptr i8, ptr %ctx, i64 {layout.WORKER["progress"]}
+  store i64 1, ptr %progress.at, align 8
+  br label %keep
+keep:
   %old.at = getelementptr {i}, ptr %olds, i64 %lane64
   store {i} %old, ptr %old.at, align {bits // 8}
   br label %more

@@ -100,9 +100,9 @@ def activemask(g: Codegen, ins: Instruction) -> None:
     g.write(ins.operands[0], g.bits_of(g.mask_or_full()), "b32", vector=False)
 
 
-@rule("bar", "", "warp sync")
+@rule("bar", "", "sync", needs="warp")
 def bar_warp(g: Codegen, ins: Instruction) -> None:
-    """The lanes of a warp run in step: bar.warp.sync has nothing to wait for. bar.sync is codegen's own."""
+    """The lanes of a warp run in step: bar.warp.sync has nothing to wait for."""
     if g.checks is Checks.SANITIZER:
         g.line(f"call void {g.field('tick_warp', 'ptr')}(ptr %ctx)")
 

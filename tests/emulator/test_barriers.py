@@ -1,0 +1,386 @@
+"""Barriers of every kind, waiting loops, and launches in which nothing can go on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import cudaops
+from cudaops.errors import EmulatorError
+from tests.emulator import harness
+
+BLOCKS = [32, 64, 100, 256]
+
+
+def ints(n: int) -> np.ndarray:
+    return harness.poisoned(n, np.int32)
+
+
+# -- bar.red ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("limit", [0, 1, 33, 1000])
+def test_syncthreads_count_and_or(block: int, limit: int) -> None:
+    kernel = harness.cuda("""
+    __global__ void k(int *out, int limit) {
+        int t = threadIdx.x;
+        int count = __syncthreads_count(t < limit), all = __syncthreads_and(t < limit), some = __syncthreads_or(!(t < limit));
+        out[t] = count | (all != 0) << 16 | (some != 0) << 17;
+    }""")
+    out = ints(block)
+    harness.run(kernel, 1, block, out, limit)
+    count = min(limit, block)
+    np.testing.assert_array_equal(out, count | (count == block) << 16 | (count < block) << 17)
+
+
+def test_count_in_a_loop_that_all_threads_leave_together() -> None:
+    kernel = harness.cuda("""
+    __global__ void k(const int *steps, int *out) {
+        int t = threadIdx.x, left = steps[t], rounds = 0;
+        while (__syncthreads_or(left > 0)) { left--; rounds++; }
+        out[t] = rounds;
+    }""")
+    steps = np.random.default_rng().integers(0, 20, 96).astype(np.int32)
+    out = ints(96)
+    harness.run(kernel, 1, 96, steps, out)
+    np.testing.assert_array_equal(out, max(steps))
+
+
+# -- named barriers -----------------------------------------------------------------------------------------------------
+HAND_OVER = """
+__global__ void k(const int *in, int *out, int n) {
+    __shared__ int buffer[2][32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int i = 0; i < n; i++) {
+        int full = 1 + i % 2, empty = 3 + i % 2;
+        if (warp == 0) {
+            if (i >= 2) asm volatile("bar.sync %0, 64;" :: "r"(empty) : "memory");
+            buffer[i % 2][lane] = in[32 * i + lane];
+            asm volatile("bar.arrive %0, 64;" :: "r"(full) : "memory");
+        } else {
+            asm volatile("bar.sync %0, 64;" :: "r"(full) : "memory");
+            out[32 * i + lane] = buffer[i % 2][31 - lane] + 1;
+            asm volatile("bar.arrive %0, 64;" :: "r"(empty) : "memory");
+        }
+    }
+}"""
+
+
+def test_a_warp_makes_what_another_uses() -> None:
+    given = np.random.default_rng().integers(0, 1000, (7, 32)).astype(np.int32)
+    out = ints(given.size)
+    harness.run(harness.cuda(HAND_OVER), 1, 64, given, out, 7)
+    np.testing.assert_array_equal(out.reshape(7, 32), given[:, ::-1] + 1)
+
+
+def test_groups_of_warps_meet_at_barriers_of_their_own() -> None:
+    kernel = harness.cuda("""
+    __global__ void k(int *out) {
+        __shared__ int s[256];
+        int t = threadIdx.x, group = t / 64;
+        for (int i = 0; i <= group; i++) {          // another number of times in each group
+            s[t] = t * 100 + i;
+            asm volatile("barrier.sync %0, 64;" :: "r"(group + 1) : "memory");
+            out[t] = s[group * 64 + 63 - t % 64];
+            asm volatile("barrier.sync %0, 64;" :: "r"(group + 1) : "memory");
+        }
+    }""")
+    out = ints(256)
+    harness.run(kernel, 1, 256, out)
+    t = np.arange(256)
+    np.testing.assert_array_equal(out, (t // 64 * 64 + 63 - t % 64) * 100 + t // 64)
+
+
+def test_a_named_reduction() -> None:
+    kernel = harness.cuda("""
+    __global__ void k(int *out, int limit) {
+        int t = threadIdx.x, n = -1;
+        if (t < 64)
+            asm volatile("{ .reg .pred p; setp.lt.s32 p, %1, %2; barrier.red.popc.aligned.u32 %0, 5, 64, p; }"
+                         : "=r"(n) : "r"(t), "r"(limit) : "memory");
+        out[t] = n;
+    }""")
+    out = ints(128)
+    harness.run(kernel, 1, 128, out, 40)
+    np.testing.assert_array_equal(out, [40] * 64 + [-1] * 64)
+
+
+@pytest.mark.parametrize("base", ["bar", "bar.cta", "barrier", "barrier.cta"])
+@pytest.mark.parametrize("aligned", ["", ".aligned"])
+def test_every_form(base: str, aligned: str) -> None:
+    """One warp gives its predicates and the other only arrives; all threads give theirs to the rest."""
+    if aligned and base.startswith("bar."):
+        base = base.replace("bar", "barrier")
+    aligned = aligned if base.startswith("barrier") else ""
+    kernel = harness.ptx(f"""
+    .reg .pred %p<9>; .reg .b32 %r<9>; .reg .b64 %q<9>;
+    mov.u32 %r0, %tid.x;
+    setp.lt.u32 %p0, %r0, 5;
+    mov.u32 %r1, -1;
+    setp.ge.u32 %p3, %r0, 32;
+    @%p3 bra SECOND;
+    {base}.red.popc{aligned}.u32 %r1, 3, 64, %p0;
+    bra.uni BOTH;
+    SECOND: {base}.arrive{aligned} 3, 64;
+    BOTH: {base}.red.and{aligned}.pred %p1, 0, %p0;
+    {base}.red.or{aligned}.pred %p2, 0, %p0;
+    {base}.sync{aligned} 0;
+    {base}.sync{aligned} 1, 64;
+    selp.b32 %r2, 256, 0, %p1;
+    selp.b32 %r3, 512, 0, %p2;
+    add.u32 %r1, %r1, %r2;
+    add.u32 %r1, %r1, %r3;
+    ld.param.u64 %q0, [out];
+    mad.wide.u32 %q1, %r0, 4, %q0;
+    st.global.u32 [%q1], %r1;
+    ret;""")
+    out = ints(64)
+    harness.run(kernel, 1, 64, out)
+    np.testing.assert_array_equal(out, [5 + 512] * 32 + [-1 + 512] * 32)
+
+
+def test_threads_that_ended_do_not_count() -> None:
+    kernel = harness.cuda("""
+    __global__ void k(int *out, int stay) {
+        __shared__ int s[128];
+        int t = threadIdx.x;
+        if (t >= stay) return;
+        s[t] = t + 1;
+        __syncthreads();
+        out[t] = s[stay - 1 - t];
+    }""")
+    for stay in (1, 32, 33, 64, 100, 128):
+        out = ints(128)
+        harness.run(kernel, 1, 128, out, stay)
+        np.testing.assert_array_equal(out[:stay], np.arange(stay, 0, -1))
+
+
+@pytest.mark.parametrize("text", ["bar.sync 16;", "barrier.cta.sync 1, 33;", "bar.sync 1, 2048;"])
+def test_barriers_that_there_are_not(text: str) -> None:
+    with pytest.raises(EmulatorError, match=r"test\.cu:5: .*sync"):
+        harness.ptx(f".loc 1 5 0\n{text}\nret;")(1, 64, np.zeros(1, np.int32))
+
+
+# -- barriers in divergent code -----------------------------------------------------------------------------------------
+def test_lanes_of_a_warp_wait_at_different_places() -> None:
+    """Since sm_70 each thread waits for itself; a barrier is complete when all have come to it, wherever that is."""
+    kernel = harness.cuda("""
+    __global__ void k(int *out) {
+        __shared__ int s[64];
+        int t = threadIdx.x;
+        if (t % 3 == 0) {
+            s[t] = t;
+            asm volatile("barrier.sync 0;" ::: "memory");
+            out[t] = s[63 - t];
+        } else {
+            s[t] = t + 100;
+            asm volatile("barrier.sync 0;" ::: "memory");
+            out[t] = s[63 - t] + 1000;
+        }
+    }""")
+    out = ints(64)
+    harness.run(kernel, 1, 64, out)
+    t = np.arange(64)
+    other = 63 - t
+    wanted = np.where(other % 3 == 0, other, other + 100) + np.where(t % 3 == 0, 0, 1000)
+    np.testing.assert_array_equal(out, wanted)
+
+
+def test_a_barrier_in_a_loop_that_lanes_leave_one_by_one() -> None:
+    kernel = harness.cuda("""
+    __global__ void k(const int *steps, int *out) {
+        __shared__ int s[64];
+        int t = threadIdx.x, sum = 0;
+        for (int i = 0; i < steps[t]; i++) {
+            s[t] = i;
+            asm volatile("barrier.sync 0;" ::: "memory");
+            sum += s[t] + 1;
+        }
+        out[t] = sum;
+    }""")
+    steps = np.random.default_rng().integers(0, 9, 64).astype(np.int32)
+    out = ints(64)
+    harness.run(kernel, 1, 64, steps, out)
+    np.testing.assert_array_equal(out, steps * (steps + 1) // 2)
+
+
+def test_a_barrier_under_a_branch_that_whole_warps_take() -> None:
+    kernel = harness.cuda("""
+    __global__ void k(int *out) {
+        __shared__ int s[64];
+        int t = threadIdx.x;
+        if (t < 64) {
+            s[t] = t;
+            asm volatile("bar.sync 1, 64;" ::: "memory");
+            out[t] = s[63 - t];
+        } else out[t] = -t;
+    }""")
+    out = ints(128)
+    with cudaops.sanitize():
+        harness.run(kernel, 1, 128, out)
+    np.testing.assert_array_equal(out, [*range(63, -1, -1), *range(-64, -128, -1)])
+
+
+# -- waiting loops ------------------------------------------------------------------------------------------------------
+LOCK = """
+__global__ void k(int *lock, int *count, int times) {
+    for (int i = 0; i < times; i++) {
+        while (atomicCAS(lock, 0, 1) != 0) { }
+        *(volatile int *)count = *(volatile int *)count + 1;
+        __threadfence();
+        atomicExch(lock, 0);
+    }
+}"""
+LOCK_INSIDE = """
+__global__ void k(int *lock, int *count, int times) {
+    for (int i = 0; i < times; i++) {
+        bool done = false;
+        while (!done) {
+            if (atomicCAS(lock, 0, 1) == 0) {
+                *(volatile int *)count = *(volatile int *)count + 1;
+                __threadfence();
+                atomicExch(lock, 0);
+                done = true;
+            }
+        }
+    }
+}"""
+
+
+@pytest.mark.parametrize("text", [LOCK, LOCK_INSIDE], ids=["round a loop", "inside the loop"])
+@pytest.mark.parametrize("block", [1, 32, 64, 100])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_lock_between_lanes_warps_and_blocks(text: str, block: int, threads: int) -> None:
+    lock, count = np.zeros(1, np.int32), np.zeros(1, np.int32)
+    harness.run(harness.cuda(text), 3, block, lock, count, 5, threads=threads)
+    assert count[0] == 3 * block * 5
+    assert lock[0] == 0
+
+
+def test_a_warp_waits_for_a_flag_of_another() -> None:
+    kernel = harness.cuda("""
+    __global__ void k(int *out) {
+        __shared__ volatile int flag, value;
+        int t = threadIdx.x;
+        if (t == 0) flag = 0;
+        __syncthreads();
+        if (t < 32) { while (flag == 0) { } out[t] = value; }           // the first warp, which runs first
+        else if (t == 95) { value = 42; __threadfence_block(); flag = 1; }
+    }""")
+    out = ints(32)
+    harness.run(kernel, 1, 96, out)
+    np.testing.assert_array_equal(out, 42)
+
+
+def test_lanes_hand_a_token_round_the_block() -> None:
+    kernel = harness.cuda("""
+    __global__ void k(int *turn, int *out) {
+        int t = threadIdx.x, last = blockDim.x - 1 - t;                 // the last thread goes first
+        while (atomicAdd(turn, 0) != last) __nanosleep(100);
+        out[last] = t;
+        __threadfence();
+        atomicAdd(turn, 1);
+    }""")
+    turn, out = np.zeros(1, np.int32), ints(70)
+    harness.run(kernel, 1, 70, turn, out)
+    np.testing.assert_array_equal(out, np.arange(69, -1, -1))
+
+
+def test_blocks_chained_by_flags() -> None:
+    """Each block waits for the sum that the block before it publishes."""
+    kernel = harness.cuda("""
+    __global__ void k(const int *in, volatile int *ready, volatile int *sums, int *out) {
+        __shared__ int before;
+        int b = blockIdx.x;
+        if (threadIdx.x == 0) {
+            before = 0;
+            if (b > 0) { while (ready[b - 1] == 0) { } before = sums[b - 1]; }
+            sums[b] = before + in[b];
+            __threadfence();
+            ready[b] = 1;
+        }
+        __syncthreads();
+        out[b * blockDim.x + threadIdx.x] = before;
+    }""")
+    given = np.random.default_rng().integers(0, 100, 50).astype(np.int32)
+    for threads in (1, 2):
+        ready, sums, out = np.zeros(50, np.int32), np.zeros(50, np.int32), ints(50 * 64)
+        harness.run(kernel, 50, 64, given, ready, sums, out, threads=threads)
+        np.testing.assert_array_equal(out.reshape(50, 64), np.repeat((np.cumsum(given) - given)[:, None], 64, 1))
+
+
+def test_a_queue_that_warps_draw_from() -> None:
+    kernel = harness.cuda("""
+    __global__ void k(int *next, int *seen, int n) {
+        while (true) {
+            int i = atomicAdd(next, 1);
+            if (i >= n) break;
+            seen[i] += 1;
+        }
+    }""")
+    following, seen = np.zeros(1, np.int32), np.zeros(5000, np.int32)
+    harness.run(kernel, 4, 96, following, seen, 5000, threads=2)
+    np.testing.assert_array_equal(seen, 1)
+
+
+# -- deadlocks ----------------------------------------------------------------------------------------------------------
+DEADLOCKS = {
+    "a barrier that only some warps come to": ("""
+    __global__ void k(int *x) {
+        if (threadIdx.x < 32)
+            asm volatile("bar.sync 1, 64;" ::: "memory");
+        x[0] = 1;
+    }""", r"k\.cu:4: .*warp 0 stopped at bar\.sync at k\.cu:4; warp 1 ended"),
+    "two barriers in another order": ("""
+    __global__ void k(int *x) {
+        if (threadIdx.x < 32) {
+            asm volatile("bar.sync 1;" ::: "memory");
+            asm volatile("bar.sync 2;" ::: "memory");
+        } else {
+            asm volatile("bar.sync 2;" ::: "memory");
+            asm volatile("bar.sync 1;" ::: "memory");
+        }
+    }""", r"k\.cu:4: .*warp 0 stopped at bar\.sync at k\.cu:4; warp 1 stopped at bar\.sync at k\.cu:7"),
+    "a lock that is never given back": ("""
+    __global__ void k(int *x) {
+        while (atomicCAS(x, 0, 1) != 0)
+            ;
+    }""", r"k\.cu:3: .*warps 0-1 looked in vain, again and again, in the loop of atom"),
+    "a flag that nobody sets": ("""
+    __global__ void k(volatile int *x) {
+        if (threadIdx.x == 40)
+            while (x[0] == 0)
+                ;
+        __syncthreads();
+    }""", r"warp 0 stopped at bar\.sync at k\.cu:6; warp 1 .*in the loop of ld\.volatile"),
+    "a block that waits for a later one": ("""
+    __global__ void k(volatile int *x) {
+        while (blockIdx.x == 0 && x[0] == 0)
+            ;
+        x[0] = 1;
+    }""", "in the loop of"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message"), DEADLOCKS.values(), ids=DEADLOCKS)
+@pytest.mark.parametrize("sanitizer", [False, True], ids=["", "sanitizer"])
+def test_deadlock(text: str, message: str, sanitizer: bool) -> None:
+    kernel = harness.cuda(text)
+    if not sanitizer:
+        with pytest.raises(EmulatorError, match=f"(?s)deadlock, no warp can go on: .*{message}|{message}"):
+            kernel(2 if "later" in message or "blockIdx" in text else 1, 64, np.zeros(4, np.int32))
+        return
+    with cudaops.sanitize(), pytest.raises(cudaops.SanitizerError, match="deadlock") as caught:
+        kernel(2 if "blockIdx" in text else 1, 64, np.zeros(4, np.int32))
+    assert [f.check for f in caught.value.findings if "deadlock" in f.message] == ["synccheck"]
+
+
+def test_two_workers_that_wait_for_blocks_not_begun() -> None:
+    kernel = harness.cuda("""
+    __global__ void k(int *x) {
+        if (threadIdx.x == 0) {
+            atomicAdd(x, 1);
+            while (atomicAdd(x, 0) < gridDim.x) { }       // every block at once: more than there are workers
+        }
+    }""")
+    with pytest.raises(EmulatorError, match="deadlock"):
+        kernel(8, 32, np.zeros(1, np.int32), threads=2)
