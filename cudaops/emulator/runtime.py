@@ -55,6 +55,7 @@ def _support() -> tuple[Any, dict[str, int]]:
         "cudaops_run",
         "cudaops_hull",
         "cudaops_allowed",
+        "cudaops_misaligned",
         "cudaops_watch",
         "cudaops_aligned",
         "cudaops_inactive",
@@ -365,7 +366,8 @@ class Prepared:
         self.worker_template = _structure(
             layout.WORKER,
             nctaid_xy=gx | gy << 32, nctaid_z=gz, shared_bytes=self.shared_bytes, locals_bytes=local_bytes,
-            hull=addresses["cudaops_hull"], allowed=addresses["cudaops_allowed"], poll=addresses["cudaops_poll"],
+            hull=addresses["cudaops_hull"], allowed=addresses["cudaops_allowed"],
+            misaligned=addresses["cudaops_misaligned"], poll=addresses["cudaops_poll"],
             watch=addresses["cudaops_watch"], aligned=addresses["cudaops_aligned"],
             inactive=addresses["cudaops_inactive"], tick_warp=addresses["cudaops_tick_warp"],
             budget=layout.POLL_EVERY, budget_start=layout.POLL_EVERY, printf=addresses["cudaops_printf"],

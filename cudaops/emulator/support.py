@@ -5,7 +5,7 @@ Compiled once for a machine and reached through function pointers in the worker 
 
 from __future__ import annotations
 
-from cudaops.emulator import layout, sanitizer, turns
+from cudaops.emulator import layout, natural, sanitizer, turns
 from cudaops.emulator.layout import LAUNCH, SPACES, WORKER
 from cudaops.emulator.text import load_field as _field
 
@@ -25,6 +25,7 @@ def ir() -> str:
     parts += [_wide(8), _wide(16)]
     parts.append(_printf())
     parts.append(_poll())
+    parts.append(natural.ir())
     parts.append(sanitizer.ir())
     parts.append(turns.ir())
     parts.append(ATTRIBUTES)

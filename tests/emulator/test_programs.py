@@ -523,6 +523,7 @@ def test_interpreter_of_a_small_machine() -> None:
                     acc = abs(number) // x * (-1 if number < 0 else 1) if x else 0
                 case 13:
                     if number == x:
+                        expected[64 + t] = -1
                         break
                 case 14:
                     acc = ~acc
@@ -530,8 +531,7 @@ def test_interpreter_of_a_small_machine() -> None:
                     acc = int(f"{acc:032b}"[::-1], 2)
             acc &= w32
         else:
-            expected[t] = acc
-        expected[64 + t] = other if op != 13 or number != x or pc < n else -1
+            expected[t], expected[64 + t] = acc, other
         expected[128 + 4 * t : 132 + 4 * t] = memory
     np.testing.assert_array_equal(out.view(np.uint32), expected & w32)
 
