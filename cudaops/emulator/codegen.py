@@ -36,6 +36,7 @@ class Generated:
     instructions: int
     globals_used: tuple[str, ...]
     prints: bool
+    copies: bool  # uses cp.async
 
 
 class Codegen(Stops):
@@ -95,7 +96,8 @@ class Codegen(Stops):
             ir, symbol, self.frame_bytes, self.static_shared_bytes, self.local_bytes,
             len(self.slots) + layout.FIRST_SLOT, tuple(self.sites),
             sum(len(flow.blocks[b].instructions) for b in flow.reachable), tuple(self.globals_used),
-            any(ins.base == "vprintf" for b in flow.reachable for ins in flow.blocks[b].instructions),
+            *(any(ins.base == base for b in flow.reachable for ins in flow.blocks[b].instructions)
+              for base in ("vprintf", "cp")),
         )  # fmt: skip
 
     def _assign_homes(self) -> None:

@@ -73,6 +73,8 @@ class Place:
             case layout.ERROR_TRAP:
                 what = "an assertion failed" if site.opcode == "__assertfail" else f"the kernel executed {site.opcode}"
                 text = f"block {block}, warp {record.warp}: {what}"
+            case layout.ERROR_ARRIVALS:
+                text = f"{who}arrives by {site.opcode} at {place}, where this phase expects nobody any more"
             case layout.ERROR_STEPS:
                 text = (
                     f"block {block}: more than {self.max_steps} loop iterations (max_steps); is this loop infinite? "

@@ -347,7 +347,7 @@ class LaneAnalysis:
             return UNIFORM
         if base == "elect":
             return VARYING
-        if base in _VARYING_ALWAYS:
+        if base in _VARYING_ALWAYS and not {"test_wait", "try_wait", "pending_count"} & set(ins.parts):
             return VARYING
         values = [self.of(o) for o in operands]
         if base in _INTEGER and ins.type in TYPE_BITS:

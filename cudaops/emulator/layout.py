@@ -29,6 +29,7 @@ LAUNCH = {
             "shadows",  # a pair of pointers for each buffer: races, initialisation
             "granule_shift",  # log2 of bytes: an element of the shadows of buffers
             "released",  # a byte for each block: it has done a fence and then an atomic
+            "copies",  # 1: its warps ask for copies
             "workers",
             "idle",  # workers that have no block left, or one in which no warp goes on
         ]
@@ -109,6 +110,11 @@ WORKER = {
             "error_block",
             "error_thread_mask",
             "barriers",  # BARRIERS
+            "copies",  # COPIES of each warp
+            "copy",
+            "copy_commit",
+            "copy_wait",
+            "mbarrier",
             "progress",  # in this turn the warp changed something that others may wait for
             "done",
         ]
@@ -149,7 +155,18 @@ BARRIERS = {
 }
 BARRIERS_BYTES = 320
 
-ERROR_ACCESS, ERROR_STORE, ERROR_BARRIER, ERROR_TRAP, ERROR_DEADLOCK, ERROR_STEPS = 1, 2, 3, 4, 5, 6
+# cp.async: the copies that a warp has asked for and not yet waited for, oldest first, in a ring.
+COPIES = {"first": 0, "count": 4, "group": 64, "ring": 192}  # group: 32 x i32, the one that each lane is filling
+COPY = {"to": 0, "from": 256, "bytes": 512, "group": 640, "mask": 768, "size": 772, "site": 776}
+COPY_BYTES = 832
+MOST_COPIES = 128  # a power of two; to ask for more is to get the oldest at once
+COPIES_BYTES = COPIES["ring"] + MOST_COPIES * COPY_BYTES
+ALL_COPIES = -1  # to wait for: those of the group being filled as well
+
+# mbarrier: what its 64 bits hold, (first bit, width). Counts of arrivals; of bytes, signed.
+MBARRIER = {"expected": (0, 20), "pending": (20, 20), "bytes": (40, 22), "phase": (62, 1)}
+
+ERROR_ACCESS, ERROR_STORE, ERROR_BARRIER, ERROR_TRAP, ERROR_DEADLOCK, ERROR_STEPS, ERROR_ARRIVALS = range(1, 8)
 
 LOOK_TURNS = 16  # times that a waiting loop goes round in one turn of its warp
 STUCK_ROUNDS = 1 << 15  # rounds in which no warp of a block goes on, until that counts as a deadlock

@@ -45,7 +45,7 @@ def _module(key: str, ptx: str) -> Module:
 # -- code -------------------------------------------------------------------------------------------------------------
 _SUPPORT_SYMBOLS = [
     f"cudaops_{kind}{bits}" for kind in ("load", "store", "cold_load", "cold_store") for bits in (8, 16, 32, 64)
-] + ["cudaops_wide8", "cudaops_wide16"]
+] + [f"cudaops_{name}" for name in ("wide8", "wide16", "copy", "copy_commit", "copy_wait", "mbarrier")]
 
 
 @functools.cache
@@ -231,7 +231,7 @@ class _Worker:
     def __init__(self) -> None:
         self.fields = (ctypes.c_int64 * len(layout.WORKER))()
         self.address = ctypes.addressof(self.fields)
-        self.memory = {name: _aligned(64) for name in ("frames", "shared", "locals", "slots", "barriers")}
+        self.memory = {name: _aligned(64) for name in ("frames", "shared", "locals", "slots", "barriers", "copies")}
 
     def reserve(self, name: str, size: int) -> int:
         """The address of at least `size` bytes."""
@@ -249,6 +249,7 @@ class _Worker:
             ("frames", self.reserve("frames", sizes.frames)), ("shared", self.reserve("shared", sizes.shared)),
             ("locals", self.reserve("locals", sizes.locals)),
             ("barriers", self.reserve("barriers", layout.BARRIERS_BYTES)),
+            ("copies", self.reserve("copies", sizes.copies)),
         ):  # fmt: skip
             self.fields[layout.WORKER[name] // 8] = value
 
@@ -271,6 +272,7 @@ class _Sizes:
     frames: int
     shared: int
     locals: int
+    copies: int
     empty_slots: bytes
 
 
@@ -362,7 +364,8 @@ class Prepared:
         empty = np.tile(
             np.array([0, _NO_EXTENT if checks is Checks.BOUNDS else _ANYWHERE], dtype=np.int64), info.slots
         ).tobytes()
-        self.sizes = _Sizes(warps * info.frame_bytes, self.shared_bytes, local_bytes, empty)
+        copies = layout.COPIES_BYTES * warps if info.copies else 0
+        self.sizes = _Sizes(warps * info.frame_bytes, self.shared_bytes, local_bytes, copies, empty)
         self.worker_template = _structure(
             layout.WORKER,
             nctaid_xy=gx | gy << 32, nctaid_z=gz, shared_bytes=self.shared_bytes, locals_bytes=local_bytes,
@@ -378,6 +381,7 @@ class Prepared:
             layout.LAUNCH,
             warp_function=self.code.address, blocks=self.blocks, grid_x=gx, grid_y=gy, grid_z=gz, warps=warps,
             frame_bytes=info.frame_bytes, shared_bytes=self.shared_bytes, local_bytes=info.local_bytes,
+            copies=int(info.copies),
         )  # fmt: skip
 
     def __call__(self, arguments: bytes, buffers: Sequence[Buffer], threads: int = 1) -> None:

@@ -24,7 +24,7 @@ RACE_SHARED, RACE_GLOBAL, UNINITIALISED, MISALIGNED, INACTIVE_LANE = 11, 12, 13,
 OTHER_BARRIER = 16
 CHECKS = {
     layout.ERROR_ACCESS: "memcheck", layout.ERROR_STORE: "memcheck", layout.ERROR_BARRIER: "synccheck",
-    layout.ERROR_DEADLOCK: "synccheck",
+    layout.ERROR_DEADLOCK: "synccheck", layout.ERROR_ARRIVALS: "synccheck",
     RACE_SHARED: "racecheck", RACE_GLOBAL: "racecheck", UNINITIALISED: "initcheck", MISALIGNED: "memcheck",
     INACTIVE_LANE: "synccheck", OTHER_BARRIER: "synccheck",
 }  # fmt: skip

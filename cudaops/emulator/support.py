@@ -5,7 +5,7 @@ Compiled once for a machine and reached through function pointers in the worker 
 
 from __future__ import annotations
 
-from cudaops.emulator import layout, natural, sanitizer, turns
+from cudaops.emulator import copies, layout, mbarriers, natural, sanitizer, turns
 from cudaops.emulator.layout import LAUNCH, SPACES, WORKER
 from cudaops.emulator.text import load_field as _field
 
@@ -27,6 +27,8 @@ def ir() -> str:
     parts.append(_poll())
     parts.append(natural.ir())
     parts.append(sanitizer.ir())
+    parts.append(copies.ir())
+    parts.append(mbarriers.ir())
     parts.append(turns.ir())
     parts.append(ATTRIBUTES)
     return "\n".join(parts)

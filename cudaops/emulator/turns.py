@@ -124,11 +124,12 @@ def _run() -> str:
     for name, value, ty in (
         ("warp_function", "%function", "ptr"), ("blocks", "%blocks", "i64"), ("chunk", "%chunk", "i64"),
         ("grid_x", "%gx", "i64"), ("grid_y", "%gy", "i64"), ("warps", "%warps", "i64"),
-        ("frame_bytes", "%frame.bytes", "i64"), ("workers", "%workers", "i64"),
+        ("frame_bytes", "%frame.bytes", "i64"), ("workers", "%workers", "i64"), ("copies", "%copying", "i64"),
     ):  # fmt: skip
         fields += load_field(name, value, ty, LAUNCH, "%launch")
     fields += load_field("frames", "%frames", "ptr") + load_field("shared", "%shared", "ptr")
     fields += load_field("shared_bytes", "%shared.bytes") + load_field("barriers", "%barriers", "ptr")
+    fields += load_field("copies", "%copies", "ptr")
     for name, at in (
         ("error_kind", "error"), ("warp", "warp"), ("block", "block"), ("done", "done"), ("fenced", "fenced"),
         ("acquired", "acquired"), ("shared_init", "init"), ("steps", "steps"), ("budget", "budget"),
@@ -152,6 +153,7 @@ entry:
   %ctaid.y = getelementptr i8, ptr %ctx, i64 {WORKER["ctaid_xy"] + 4}
   %ctaid.z = getelementptr i8, ptr %ctx, i64 {WORKER["ctaid_z"]}
   %has.shared = icmp ne i64 %shared.bytes, 0
+  %no.copies = icmp eq i64 %copying, 0
   br label %take
 take:
   %stop = load atomic i64, ptr %abort monotonic, align 8
@@ -193,16 +195,23 @@ forget:
   call void @llvm.memset.p0.i64(ptr %init, i8 0, i64 %shared.bytes, i1 false)
   br label %reset
 reset:
-  %r = phi i64 [ 0, %block ], [ 0, %poison.shared ], [ 0, %forget ], [ %r.next, %reset ]
+  %r = phi i64 [ 0, %block ], [ 0, %poison.shared ], [ 0, %forget ], [ %r.next, %reset.next ]
   %r.offset = mul i64 %r, %frame.bytes
   %r.frame = getelementptr i8, ptr %frames, i64 %r.offset
   store <16 x i32> zeroinitializer, ptr %r.frame, align 4
+  br i1 %no.copies, label %reset.next, label %reset.copies
+reset.copies:
+  %r.copies.offset = mul i64 %r, {layout.COPIES_BYTES}
+  %r.copies = getelementptr i8, ptr %copies, i64 %r.copies.offset
+  call void @llvm.memset.p0.i64(ptr %r.copies, i8 0, i64 {layout.COPIES["ring"]}, i1 false)
+  br label %reset.next
+reset.next:
   %r.next = add i64 %r, 1
   %r.more = icmp ult i64 %r.next, %warps
   br i1 %r.more, label %reset, label %round
 round:
-  %stuck = phi i64 [ 0, %reset ], [ 0, %moving ], [ %stuck.next, %standing ], [ 0, %last.look ]
-  %sure = phi i1 [ false, %reset ], [ false, %moving ], [ %sure, %standing ], [ true, %last.look ]
+  %stuck = phi i64 [ 0, %reset.next ], [ 0, %moving ], [ %stuck.next, %standing ], [ 0, %last.look ]
+  %sure = phi i1 [ false, %reset.next ], [ false, %moving ], [ %sure, %standing ], [ true, %last.look ]
   br label %warp
 warp:
   %w = phi i64 [ 0, %round ], [ %w.next, %warp.end ]

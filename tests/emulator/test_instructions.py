@@ -174,6 +174,7 @@ ELSEWHERE = {
     **dict.fromkeys(("atom", "red"), "test_atomics.py"),
     **dict.fromkeys(("addc", "subc", "madc", "add", "sub", "mad"), "test_carry.py"),
     **dict.fromkeys(("mma", "ldmatrix", "stmatrix", "movmatrix", "cp"), "test_tensor.py"),
+    "mbarrier": "test_async.py",
     **dict.fromkeys(("redux", "match", "vote", "activemask", "elect"), "test_tensor.py"),
     **dict.fromkeys(("bar", "barrier", "barrier_result"), "test_barriers.py"),
     "vprintf": "test_calls.py",

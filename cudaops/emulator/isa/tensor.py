@@ -17,7 +17,7 @@ from cudaops.emulator.isa.memory import Access
 from cudaops.emulator.isa.table import rule
 from cudaops.emulator.lanes import LANE, VARYING
 from cudaops.emulator.options import Checks
-from cudaops.emulator.ptx import Imm, Instruction, Mem, Operand, Vec
+from cudaops.emulator.ptx import Instruction, Mem, Operand, Vec
 
 if TYPE_CHECKING:
     from cudaops.emulator.codegen import Codegen
@@ -247,43 +247,3 @@ def movmatrix(g: Codegen, ins: Instruction) -> None:
         odd = g.vector_text("i1", [lane // 4 % 2 for lane in LANE])
         found.append(g.emit(f"select <32 x i1> {odd}, <32 x i16> {high}, <32 x i16> {low}"))
     g.write(ins.operands[0], pack(g, found[0], found[1]), "b32", vector=True)
-
-
-# -- asynchronous copies ----------------------------------------------------------------------------------------------
-@rule(
-    "cp", "", "async ca cg shared shared::cta global commit_group wait_group wait_all L2::64B L2::128B L2::256B "
-    "L2::cache_hint",
-)  # fmt: skip
-def cp_async(g: Codegen, ins: Instruction) -> None:
-    """Global to shared memory. The copy is made at once; bytes past src-size are zeros and are not read."""
-    if any(part in ins.parts for part in ("commit_group", "wait_group", "wait_all")):
-        return
-    target, source, size = ins.operands[:3]
-    assert isinstance(target, Mem)
-    assert isinstance(source, Mem)
-    assert isinstance(size, Imm)
-    g.vector = True
-    more = ins.operands[3 : -1 if "L2::cache_hint" in ins.parts else None]  # the cache policy says nothing here
-    count = g.read(more[0], "b32", vector=True) if more else None
-    to, origin = g.address_vector(target, "shared"), g.address_vector(source, "global")
-    g.require_alignment(ins, "shared", to, size.value, 32)
-    g.require_alignment(ins, "global", origin, size.value, 32)
-    mask = g.mask
-    for n in range(size.value // 4):
-        step = g.vector_text("i64", [4 * n] * 32)
-        g.mask = mask
-        if count is not None:
-            some = g.emit(f"icmp ugt <32 x i32> {count}, {g.splat32(4 * n)}")
-            g.mask = some if mask is None else g.binary("and", "<32 x i1>", mask, some)
-        read = Access(ins, "global", "b32", (source,), VARYING)
-        value = _read(g, read, g.binary("add", "<32 x i64>", origin, step))
-        if count is not None:  # the bytes of this word that are inside src-size
-            left = g.binary("sub", "<32 x i32>", count, g.splat32(4 * n))
-            full = g.emit(f"icmp sge <32 x i32> {left}, {g.splat32(4)}")
-            bits = g.binary("shl", "<32 x i32>", g.binary("and", "<32 x i32>", left, g.splat32(3)), g.splat32(3))
-            low = g.binary("sub", "<32 x i32>", g.binary("shl", "<32 x i32>", g.splat32(1), bits), g.splat32(1))
-            keep = g.emit(f"select <32 x i1> {full}, <32 x i32> {g.splat32(-1)}, <32 x i32> {low}")
-            value = g.binary("and", "<32 x i32>", value, keep)
-        g.mask = mask
-        written = Access(ins, "shared", "b32", (target,), VARYING)
-        _write_at(g, written, g.binary("add", "<32 x i64>", to, step), value)
