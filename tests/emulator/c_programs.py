@@ -85,7 +85,8 @@ def _float_leaf(c: Choices) -> Expression:
         type_ = ("float", "double")[kind - 4]
         return _e(type_, f"{type_}s[({as_type(_integer_leaf(c), 'u32')}) & 31]")
     if kind == 6:
-        return _e(c.of(("float", "double")), _integer_leaf(c).text)  # cast where it is used
+        type_ = c.of(("float", "double"))
+        return _e(type_, f"({type_})({_integer_leaf(c).text})")
     name, source, result = c.of(_FROM_INTEGER)
     return _call(result, f"__{name}2{result}_{c.of(ROUNDINGS)}", (source,), _integer_leaf(c))
 
@@ -116,16 +117,15 @@ def _function(c: Choices, inner: Inner) -> Expression:
 
 def _negated(c: Choices, inner: Inner) -> Expression:
     x = inner()
-    return _e(x.type, f"(-({as_type(x, x.type)}))")
+    return _e(x.type, f"(-({x.text}))")
 
 
 def _converted(c: Choices, inner: Inner) -> Expression:
     x = inner()
-    return (
-        _e(c.of(("float", "double")), f"({x.type})({x.text})")
-        if c.below(2)
-        else _call("float", f"__double2float_{c.of(ROUNDINGS)}", ("double",), x)
-    )
+    if c.below(2):
+        return _call("float", f"__double2float_{c.of(ROUNDINGS)}", ("double",), x)
+    type_ = c.of(("float", "double"))
+    return _e(type_, f"({type_})({x.text})")
 
 
 def _chosen_float(c: Choices, inner: Inner) -> Expression:
@@ -140,8 +140,7 @@ _FLOAT_OPERATIONS = (_arithmetic, _rounded, _function, _negated, _converted, _ch
 def number(c: Choices, depth: int = 3) -> Expression:
     """A float or double."""
     if depth == 0 or c.below(4) == 0:
-        leaf = _float_leaf(c)
-        return _e(leaf.type, f"({leaf.type})({leaf.text})")
+        return _float_leaf(c)
     return c.of(_FLOAT_OPERATIONS)(c, lambda: number(c, depth - 1))
 
 
