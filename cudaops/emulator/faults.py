@@ -95,6 +95,10 @@ class Place:
                 )
             case sanitizer.INACTIVE_LANE:
                 text = f"{who}gets by {site.opcode} the value of lane {record.other}, which does not take part in it"
+            case sanitizer.NOT_MEMBER:
+                text = f"{who}executes {site.opcode} without being in its own member mask"
+            case sanitizer.MISSING_MEMBER:
+                text = f"{who}names lane {record.other} as a member of {site.opcode}, which that lane does not execute"
             case _:
                 verb = "writes" if record.kind == layout.ERROR_STORE else "reads"
                 text = f"{who}{verb} {site.bytes} bytes {self.outside(site, record.address)}"
@@ -149,6 +153,8 @@ class Place:
         """(argument, index, words) of an address inside something known."""
         address &= 2**64 - 1
         size = max(site.bytes, 1)
+        if site.space == "local":
+            return None, None, "of its local memory"
         start, length = self.shared
         if start <= address < start + length:
             return "shared", address - start, f"shared[{address - start}] (bytes)"

@@ -9,6 +9,7 @@ instruction applied to the scalars of the operands.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -597,7 +598,25 @@ def _bits(ins: Instruction, v: Values) -> Lanes | None:
         zeros = min(v[0].zeros, v[1].zeros)
         low, high = _bit_interval(op, v[0], v[1])
         return Lanes(ZERO, low, high if high is None else high >> zeros << zeros, zeros)
-    return Lanes(None, *_bit_interval(op, v[0], v[1]))
+    return _lane_by_lane(op, v[0], v[1]) or Lanes(None, *_bit_interval(op, v[0], v[1]))
+
+
+def _lane_by_lane(op: str, a: Lanes, b: Lanes) -> Lanes | None:
+    """a and b where below some bit all is known, and above it the two S are alone: an address swizzled by its row."""
+    act = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}[op]
+    unknown = min((x.zeros for x in (a, b) if not x.constant), default=64)
+    below = (1 << unknown) - 1
+    known = [x.low & below if x.constant and x.low is not None else 0 for x in (a, b)]  # of S
+    low_bits = [[o + k for o in x.offsets or ()] for x, k in zip((a, b), known, strict=True)]
+    if not all(bits and min(bits) >= 0 and max(bits) <= below for bits in low_bits):
+        return None
+    offsets = tuple(act(x, y) - act(*known) for x, y in zip(*low_bits, strict=True))
+    if a.constant and b.constant and a.low is not None and b.low is not None:
+        both = constant(act(a.low, b.low))
+        return Lanes(offsets, both.low, both.high, both.zeros)
+    zeros = min(a.zeros, b.zeros)
+    low, high = _bit_interval(op, Lanes(ZERO, a.low, a.high), Lanes(ZERO, b.low, b.high))
+    return Lanes(offsets, low, high if high is None else high >> zeros << zeros, zeros)
 
 
 def _or_interval(a: Lanes, b: Lanes, bits: int) -> tuple[int | None, int | None]:

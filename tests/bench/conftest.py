@@ -31,10 +31,11 @@ class Ratio:
     ours: float
     theirs: float
     target: float
+    other: str = "torch"  # who theirs is
 
     @property
     def value(self) -> float:
-        """Ours over torch's: 1 is as fast."""
+        """Ours over theirs: 1 is as fast."""
         return self.ours / self.theirs
 
     @property
@@ -100,7 +101,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     width = max(len(ratio.name) for ratio in ratios)
     for ratio in ratios:
         terminalreporter.line(
-            f"{ratio.name:{width}}  ours {ratio.ours * 1e3:9.3f} ms  torch {ratio.theirs * 1e3:9.3f} ms  "
+            f"{ratio.name:{width}}  ours {ratio.ours * 1e3:9.3f} ms  {ratio.other} {ratio.theirs * 1e3:9.3f} ms  "
             f"ratio {ratio.value:7.2f}  target {ratio.target:g}: {ratio.verdict}"
         )
 
@@ -111,14 +112,23 @@ def against_torch(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -
 
     With `--benchmark-disable` each runs once.
     """
+    return _comparison(request, benchmark, "torch")
 
+
+@pytest.fixture
+def against_plain(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -> Callable[..., None]:
+    """The same for a call of ours with something turned on and the call without it."""
+    return _comparison(request, benchmark, "plain")
+
+
+def _comparison(request: pytest.FixtureRequest, benchmark: BenchmarkFixture, other: str) -> Callable[..., None]:
     def run(ours: Call, theirs: Call, *, target: float) -> None:
         ours()  # compiles
         theirs()
         calls = _calls(theirs)
         times: list[float] = []
 
-        def torch_first() -> None:
+        def theirs_first() -> None:
             start = time.perf_counter()
             for _ in range(calls):
                 theirs()
@@ -128,16 +138,16 @@ def against_torch(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -
             for _ in range(calls):
                 ours()
 
-        benchmark.pedantic(timed, setup=torch_first, rounds=ROUNDS, iterations=1, warmup_rounds=1)
+        benchmark.pedantic(timed, setup=theirs_first, rounds=ROUNDS, iterations=1, warmup_rounds=1)
         if benchmark.stats is None:  # disabled
             return
         ratio = Ratio(
-            request.node.name, benchmark.stats.stats.median / calls, statistics.median(times[-ROUNDS:]), target
+            request.node.name, benchmark.stats.stats.median / calls, statistics.median(times[-ROUNDS:]), target, other
         )
         benchmark.extra_info |= {"ratio": ratio.value, "target": target, "threads": torch.get_num_threads()}
         request.config.stash[_ratios].append(ratio)
         if request.config.getoption("--targets"):
-            assert ratio.value <= target, f"{ratio.value:.2f} x torch's time, the target is {target:g} x"
+            assert ratio.value <= target, f"{ratio.value:.2f} x {other}'s time, the target is {target:g} x"
 
     return run
 

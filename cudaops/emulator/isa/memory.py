@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cudaops.emulator import sanitizer
+from cudaops.emulator import native, sanitizer
 from cudaops.emulator.isa.integer import BITS, INTS
 from cudaops.emulator.isa.table import rule
 from cudaops.emulator.lanes import Lanes
@@ -78,7 +78,7 @@ def ld(g: Codegen, ins: Instruction) -> None:
         _load_parameter(g, ins, source)
         return
     a = access(g, ins, ins.operands[0])
-    if g.checks is Checks.SANITIZER:
+    if g.checks is Checks.SANITIZER and not g.hull_known(a):
         _watched_load(g, a, source)
         return
     check_alignment(g, a, source)
@@ -97,7 +97,7 @@ def st(g: Codegen, ins: Instruction) -> None:
     target = ins.operands[0]
     assert isinstance(target, Mem)
     a = access(g, ins, ins.operands[1])
-    if g.checks is Checks.SANITIZER:
+    if g.checks is Checks.SANITIZER and not g.hull_known(a):
         places = g.address_vector(target, a.space)
         mask = g.mask
         g.watch(a, places, sanitizer.WRITE)
@@ -117,16 +117,21 @@ def st(g: Codegen, ins: Instruction) -> None:
 def _watched_load(g: Codegen, a: Access, source: Mem) -> None:
     places, mask = g.address_vector(source, a.space), g.mask
     g.watch(a, places, sanitizer.READ)
-    values = _load_varying(g, a, places)
+    values = _load_varying(g, a, places, raw=True)
     uniform = a.address.uniform
-    if uniform:  # all lanes read the same: take what the first one that may read got
-        name = g.declare("llvm.cttz.i32", "i32", "i32, i1")
-        lane = g.emit(f"call i32 @{name}(i32 {g.bits_of(g.mask_or_full())}, i1 false)")
-        lane = g.binary("and", "i32", lane, "31")
-        values = [g.emit(f"extractelement {g.llvm(a.type, True)} {value}, i32 {lane}") for value in values]
+    if uniform:
+        values = _of_first_lane(g, a, values)
     g.mask = mask
-    for item, value in zip(a.items, values, strict=True):
+    for item, value in zip(a.items, _values(g, a, values, not uniform), strict=True):
         g.write(item, value, a.type, vector=not uniform)
+
+
+def _of_first_lane(g: Codegen, a: Access, values: list[str]) -> list[str]:
+    """All lanes read the same: what the first one that may read got."""
+    name = g.declare("llvm.cttz.i32", "i32", "i32, i1")
+    lane = g.emit(f"call i32 @{name}(i32 {g.bits_of(g.mask_or_full())}, i1 false)")
+    lane = g.binary("and", "i32", lane, "31")
+    return [g.emit(f"extractelement <32 x {a.element}> {value}, i32 {lane}") for value in values]
 
 
 def _load_parameter(g: Codegen, ins: Instruction, source: Mem) -> None:
@@ -162,8 +167,16 @@ def _load_uniform(g: Codegen, a: Access, source: Mem) -> list[str]:
     def fast() -> list[str]:
         return [g.emit(f"load {a.element}, ptr {p}, align 1") for p in g.pointers(address, a)]
 
-    values = g.checked(a, address, a.total, 0, fast, lambda: _report_scalar(g, a, address))
+    values = g.checked(a, address, a.total, 0, fast, lambda: _slow_scalar_load(g, a, address))
     return _values(g, a, values, False)
+
+
+def _slow_scalar_load(g: Codegen, a: Access, address: str) -> list[str]:
+    places = g.splat_value("i64", address)
+    if g.checks is Checks.SANITIZER:  # some lanes may read
+        return _of_first_lane(g, a, _load_varying(g, a, places, raw=True))
+    g.report(a, places, store=False)
+    return ["0"] * len(a.items)
 
 
 def _store_uniform(g: Codegen, a: Access, target: Mem) -> None:
@@ -182,13 +195,15 @@ def _store_uniform(g: Codegen, a: Access, target: Mem) -> None:
             g.line(f"store {a.element} {value}, ptr {p}, align 1")
         return []
 
-    g.checked(a, address, a.total, 0, fast, lambda: _report_scalar(g, a, address, store=True))
+    def slow() -> list[str]:
+        places = g.splat_value("i64", address)
+        if g.checks is Checks.SANITIZER:  # some lanes may write
+            _store_varying(g, a, places, [g.splat_value(a.element, value) for value in values])
+        else:
+            g.report(a, places, store=True)
+        return []
 
-
-def _report_scalar(g: Codegen, a: Access, address: str, store: bool = False) -> list[str]:
-    """Not inside any extent: the out-of-line load reports it (and gives 0); nothing is stored."""
-    g.report(a, g.splat_value("i64", address), store)
-    return [] if store else ["0"] * len(a.items)
+    g.checked(a, address, a.total, 0, fast, slow)
 
 
 # -- affine -----------------------------------------------------------------------------------------------------------
@@ -258,15 +273,25 @@ def _store_affine(g: Codegen, a: Access, target: Mem) -> None:
         whole, mask = interleave(g, a.element, values), g.mask
         ty = f"<{count} x {a.element}>"
         start = g.pointer(address, low)
-        if mask is None:
+
+        def store_all() -> None:
             g.line(f"store {ty} {whole}, ptr {start}, align 1")
-        else:
-            spread = mask if len(values) == 1 else interleave(g, "i1", [mask] * len(values))
+
+        def store_some() -> None:
+            if native.vector_extension() != "AVX-512":  # LLVM would make the wide mask bit by bit
+                _store_varying(g, a, g.address_vector(target, a.space), values)
+                return
+            spread = g.mask_or_full() if len(values) == 1 else interleave(g, "i1", [g.mask_or_full()] * len(values))
             name = g.declare(f"llvm.masked.store.v{count}{a.element}.p0", "void", f"{ty}, ptr, i32, <{count} x i1>")
             g.line(f"call void @{name}({ty} {whole}, ptr {start}, i32 1, <{count} x i1> {spread})")
+
+        if mask is None:
+            store_all()
+        else:
+            g.either(g.emit(f"icmp eq i32 {g.bits_of(mask)}, -1"), store_all, store_some)
         return []
 
-    if not contiguous:
+    if not contiguous and g.checks is not Checks.SANITIZER:
         fast()  # the out-of-line store does its own checks
         return
     g.checked(a, address, hull, low, fast, lambda: _slow_store(g, a, target, values))
@@ -326,6 +351,11 @@ def _load_wide(g: Codegen, a: Access, addresses: str) -> list[str]:
 
 
 def _store_varying(g: Codegen, a: Access, addresses: str, values: list[str]) -> None:
+    if len(values) > 1 and a.total in (8, 16) and not g.cold:
+        whole = interleave(g, a.element, values)
+        g.line(f"store <{32 * len(values)} x {a.element}> {whole}, ptr %wide, align 64")
+        g.out_of_line_wide_store(a, addresses)
+        return
     for n, value in enumerate(values):
         places = addresses
         if n:
