@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cudaops.emulator import layout, sanitizer
 from cudaops.emulator.access import Site
@@ -11,8 +12,7 @@ from cudaops.emulator.lanes import WARP
 from cudaops.emulator.sanitizer import CHECKS, Record
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(NamedTuple):
     """Memory that a launch may access: `nbytes` from the host address on, named in messages."""
 
     address: int

@@ -65,9 +65,12 @@ VARYING = Lanes(None)
 UNIFORM = Lanes(ZERO)
 
 
+def _trailing_zeros(value: int) -> int:
+    return 64 if value == 0 else (value & -value).bit_length() - 1
+
+
 def constant(value: int) -> Lanes:
-    zeros = 64 if value == 0 else (value & -value).bit_length() - 1
-    return Lanes(ZERO, value, value, zeros)
+    return Lanes(ZERO, value, value, _trailing_zeros(value))
 
 
 def uniform(low: int | None, high: int | None, zeros: int = 0) -> Lanes:
@@ -198,9 +201,10 @@ class LaneAnalysis:
                 return constant(self.symbols[name]) if name in self.symbols else UNIFORM
             case Mem(base, offset):
                 lanes = self.of(base)
+                zeros = min(lanes.zeros, _trailing_zeros(offset))
                 if lanes.low is None or lanes.high is None:
-                    return Lanes(lanes.offsets)
-                return Lanes(lanes.offsets, lanes.low + offset, lanes.high + offset)
+                    return Lanes(lanes.offsets, None, None, zeros)
+                return Lanes(lanes.offsets, lanes.low + offset, lanes.high + offset, zeros)
         return VARYING
 
     def _special(self, name: str) -> Lanes:
@@ -399,8 +403,7 @@ def _fit(lanes: Lanes, bits: int) -> Lanes:
         signed = value - (1 << bits) if value >> (bits - 1) else value
         if low not in (value, signed):
             low = high = signed
-        zeros = 64 if low == 0 else (low & -low).bit_length() - 1
-        return Lanes(lanes.offsets, low, high, zeros)
+        return Lanes(lanes.offsets, low, high, _trailing_zeros(low))
     if low < -(1 << (bits - 1)) or high >= 1 << bits:
         return Lanes(lanes.offsets, None, None, lanes.zeros)
     return lanes
@@ -548,7 +551,7 @@ def _mask_and(a: Lanes, mask: int, bits: int) -> Lanes:
     span = a.span
     if span is not None and span[0] >= 0 and mask & (mask + 1) == 0 and span[1] <= mask and _scalar_within(a, mask):
         return a  # the mask changes nothing
-    zeros = 64 if mask == 0 else (mask & -mask).bit_length() - 1
+    zeros = _trailing_zeros(mask)
     high = mask if not mask >> (bits - 1) else None
     if a.disjoint and a.offsets is not None:
         if a.low is not None and a.high is not None and a.low >= 0:

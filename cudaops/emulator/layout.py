@@ -77,6 +77,7 @@ WORKER = {
             "cold_store64",
             "hull",
             "allowed",
+            "misaligned",
             "printf",
             "poll",
             "budget",  # loop iterations until the next poll

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -35,6 +36,7 @@ from cudaops.plan import LaunchConfig
 SECOND_THREAD_SECONDS = 200e-6  # less work than this is not worth waking another thread for
 T = TypeVar("T")
 _NO_EXTENT = -(1 << 62)  # length of an empty slot: nothing fits into it
+_LAUNCH_FIELDS = ctypes.c_int64 * len(layout.LAUNCH)
 _ANYWHERE = (1 << 63) - 1  # length of a slot when nothing is checked
 
 
@@ -60,6 +62,7 @@ _SUPPORT_SYMBOLS = [
         "mbarrier",
         "aligned",
         "inactive",
+        "misaligned",
         "members",
         "tick_warp",
         "watch",
@@ -249,6 +252,7 @@ class _Worker:
         self.fields = (ctypes.c_int64 * len(layout.WORKER))()
         self.address = ctypes.addressof(self.fields)
         self.memory = {name: _aligned(64) for name in ("frames", "shared", "locals", "slots", "barriers", "copies")}
+        self.filled: tuple[bytes, bytes] = b"", b""  # a kernel's template, and what became of it here
 
     def reserve(self, name: str, size: int) -> int:
         """The address of at least `size` bytes."""
@@ -256,19 +260,20 @@ class _Worker:
             self.memory[name] = _aligned(size)
         return int(self.memory[name].ctypes.data)
 
-    def ready(self, template: list[int], sizes: _Sizes, launch: int, arguments: int) -> None:
+    def ready(self, template: bytes, sizes: _Sizes, launch: int, arguments: int) -> None:
         """Fill the structure for a launch."""
-        self.fields[:] = template  # type: ignore[assignment]
-        slots = self.reserve("slots", len(sizes.empty_slots))
-        ctypes.memmove(slots, sizes.empty_slots, len(sizes.empty_slots))
-        for name, value in (
-            ("launch", launch), ("arguments", arguments), ("slots", slots),
-            ("frames", self.reserve("frames", sizes.frames)), ("shared", self.reserve("shared", sizes.shared)),
-            ("locals", self.reserve("locals", sizes.locals)),
-            ("barriers", self.reserve("barriers", layout.BARRIERS_BYTES)),
-            ("copies", self.reserve("copies", sizes.copies)),
-        ):  # fmt: skip
-            self.fields[layout.WORKER[name] // 8] = value
+        if self.filled[0] is not template:  # the kernel before was another one
+            ctypes.memmove(self.address, template, len(template))
+            for name, size in (
+                ("slots", len(sizes.empty_slots)), ("frames", sizes.frames), ("shared", sizes.shared),
+                ("locals", sizes.locals), ("barriers", layout.BARRIERS_BYTES), ("copies", sizes.copies),
+            ):  # fmt: skip
+                self.set(name, self.reserve(name, size))
+            self.filled = template, bytes(self.fields)
+        ctypes.memmove(self.address, self.filled[1], len(template))
+        ctypes.memmove(self.get("slots"), sizes.empty_slots, len(sizes.empty_slots))
+        self.set("launch", launch)
+        self.set("arguments", arguments)
 
     def get(self, name: str) -> int:
         return int(self.fields[layout.WORKER[name] // 8])
@@ -343,11 +348,11 @@ def _wait_for_all(waiting: list[Future[None]], launch: ctypes.Array[ctypes.c_int
         raise interrupt
 
 
-def _structure(offsets: dict[str, int], **values: int) -> list[int]:
-    fields = [0] * len(offsets)
+def _structure(offsets: dict[str, int], **values: int) -> bytes:
+    fields = array("q", [0] * len(offsets))
     for name, value in values.items():
         fields[offsets[name] // 8] = value
-    return fields
+    return fields.tobytes()
 
 
 def _string_at(address: int, extents: Sequence[Buffer]) -> str:
@@ -403,26 +408,26 @@ class Prepared:
         chosen = options.current()
         if chosen.checks is not self.checks:  # prepared under other options than it is launched under
             return self.again()(arguments, buffers, threads)
-        parameters = ctypes.create_string_buffer(arguments, len(arguments) + 16)
-        own = Buffer(ctypes.addressof(parameters), len(arguments), "the kernel's parameters")
+        parameters = array("B", arguments + bytes(16))
+        own = Buffer(parameters.buffer_info()[0], len(arguments), "the kernel's parameters")
         extents = [*buffers, *self.global_buffers, own]
         extents += [
             Buffer(t.data_ptr(), t.untyped_storage().nbytes(), "a tensor of emulation()") for t in chosen.buffers
         ]
-        table = (ctypes.c_int64 * (2 * len(extents) + 1))(*(n for e in extents for n in (e.address, e.nbytes)))
+        table = array("q", [n for e in extents for n in (e.address, e.nbytes)])
         checked = self.checks is Checks.SANITIZER
         count = 1 if checked else self._threads(threads)
-        launch = (ctypes.c_int64 * len(layout.LAUNCH))(*self.launch_template)
+        launch = _LAUNCH_FIELDS.from_buffer_copy(self.launch_template)
         launch[layout.LAUNCH["chunk"] // 8] = max(1, self.blocks // (count * 16))
         launch[layout.LAUNCH["workers"] // 8] = count
         launch[layout.LAUNCH["buffer_count"] // 8] = len(extents)
-        launch[layout.LAUNCH["buffers"] // 8] = ctypes.addressof(table)
+        launch[layout.LAUNCH["buffers"] // 8] = table.buffer_info()[0]
         log = ctypes.create_string_buffer(layout.LOG_BYTES + 8) if self.code.info.prints else None
         if log is not None:
             launch[layout.LAUNCH["log"] // 8] = ctypes.addressof(log)
         workers = [_take_worker() for _ in range(count)]
         for worker in workers:
-            worker.ready(self.worker_template, self.sizes, ctypes.addressof(launch), ctypes.addressof(parameters))
+            worker.ready(self.worker_template, self.sizes, ctypes.addressof(launch), own.address)
             if chosen.max_steps is not None:
                 worker.set("steps_limit", chosen.max_steps)
                 worker.set("budget", min(chosen.max_steps, layout.POLL_EVERY))
@@ -443,7 +448,7 @@ class Prepared:
             self.run(workers[0].address)
         finally:
             _wait_for_all(waiting, launch)
-        if (raised := _raised(workers[0])) is not None:
+        if workers[0].get("raised_type") and (raised := _raised(workers[0])) is not None:
             raise raised
         seconds = (time.perf_counter() - start) * count / max(self.blocks, 1)
         self.block_seconds = seconds if self.block_seconds is None else 0.7 * self.block_seconds + 0.3 * seconds

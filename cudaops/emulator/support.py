@@ -5,7 +5,7 @@ Compiled once for a machine and reached through function pointers in the worker 
 
 from __future__ import annotations
 
-from cudaops.emulator import copies, hull, layout, mbarriers, sanitizer, shadow, turns, watch
+from cudaops.emulator import copies, hull, layout, mbarriers, natural, sanitizer, shadow, turns, watch
 from cudaops.emulator.function import assembled
 from cudaops.emulator.layout import LAUNCH, SPACES, WORKER
 from cudaops.emulator.text import load_field as _field
@@ -28,6 +28,7 @@ def ir() -> str:
     parts.append(_cold_wide())
     parts.append(_printf())
     parts.append(_poll())
+    parts.append(natural.ir())
     parts.append(assembled([*sanitizer.functions(), *shadow.functions(), *watch.functions(), *hull.functions()]))
     parts.append(copies.ir())
     parts.append(mbarriers.ir())

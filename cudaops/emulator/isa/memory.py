@@ -13,6 +13,7 @@ from cudaops.emulator import native, sanitizer
 from cudaops.emulator.isa.integer import BITS, INTS
 from cudaops.emulator.isa.table import rule
 from cudaops.emulator.lanes import Lanes
+from cudaops.emulator.natural import check_alignment
 from cudaops.emulator.options import Checks
 from cudaops.emulator.ptx import TYPE_BITS, Instruction, Mem, Operand, Sym, Vec
 
@@ -80,6 +81,7 @@ def ld(g: Codegen, ins: Instruction) -> None:
     if g.checks is Checks.SANITIZER and (_is_strong(ins) or not g.hull_known(a)):
         _watched_load(g, a, source)
         return
+    check_alignment(g, a, source)
     if a.address.uniform:
         values = _load_uniform(g, a, source)
     elif not a.address.varying:
@@ -102,6 +104,7 @@ def st(g: Codegen, ins: Instruction) -> None:
         _store_varying(g, a, places, [_bits(g, a, g.read(item, a.type, vector=True), True) for item in a.items])
         g.mask = mask
         return
+    check_alignment(g, a, target)
     if a.address.uniform:
         _store_uniform(g, a, target)
     elif not a.address.varying:
