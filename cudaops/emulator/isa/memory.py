@@ -231,19 +231,62 @@ def _load_affine(g: Codegen, a: Access, source: Mem) -> list[str]:
         start = g.pointer(address, low)
         if len(a.items) == 1 and steps == list(range(32)):
             return [g.emit(f"load <32 x {a.element}>, ptr {start}, align 1")]
-        wide = g.emit(f"load <{count} x {a.element}>, ptr {start}, align 1")
-        return [
-            g.emit(
-                f"shufflevector <{count} x {a.element}> {wide}, <{count} x {a.element}> poison, "
-                + g.constant_vector("i32", [s + n for s in steps])
-            )
-            for n in range(len(a.items))
-        ]
+        parts = _Parts(g, a.element, start, count)
+        return [parts.pick([s + n for s in steps]) for n in range(len(a.items))]
 
     values = g.checked(
         a, address, hull, low, fast, lambda: _load_varying(g, a, g.address_vector(source, a.space), raw=True)
     )
     return _values(g, a, values, True)
+
+
+class _Parts:
+    """Neighbouring elements in memory, loaded as vectors of one register each, and lanes picked from them.
+
+    One wide load and a wide shuffle would mean the same, and take LLVM ten times as long to take apart.
+    """
+
+    def __init__(self, g: Codegen, element: str, start: str, count: int) -> None:
+        self.g, self.element, self.start = g, element, start
+        self.width = min(512 // int(element[1:]), count, 32)
+        self.last = count - self.width  # where the last part begins: it may overlap the one before
+        self.loaded: dict[int, str] = {}
+
+    def _part(self, begin: int) -> str:
+        if begin not in self.loaded:
+            size = int(self.element[1:]) // 8
+            pointer = self.g.emit(f"getelementptr i8, ptr {self.start}, i64 {begin * size}") if begin else self.start
+            self.loaded[begin] = self.g.emit(f"load <{self.width} x {self.element}>, ptr {pointer}, align 1")
+        return self.loaded[begin]
+
+    def _shuffle(self, first: str, second: str, width: int, order: list[int]) -> str:
+        ty = f"<{width} x {self.element}>"
+        return self.g.emit(f"shufflevector {ty} {first}, {ty} {second}, {self.g.constant_vector('i32', order)}")
+
+    def pick(self, indices: list[int]) -> str:
+        """The elements of these numbers, one a lane."""
+        step = min(512 // int(self.element[1:]), 32)
+        pieces = [self._piece(indices[n : n + step]) for n in range(0, len(indices), step)]
+        while len(pieces) > 1:
+            pieces = [
+                self._shuffle(a, b, step, list(range(2 * step))) for a, b in zip(pieces[::2], pieces[1::2], strict=True)
+            ]
+            step *= 2
+        return pieces[0]
+
+    def _piece(self, indices: list[int]) -> str:
+        """As many lanes as one register holds, from two parts by one shuffle, and by one more for each further part."""
+        places = [(min(n // self.width * self.width, self.last), n) for n in indices]
+        first, *others = sorted({begin for begin, _ in places})
+        order = [n - first if begin == first else 0 for begin, n in places]
+        result, width = self._part(first), self.width
+        for n, begin in enumerate(others or [first]):
+            if n > 0:
+                width, order = len(indices), list(range(len(indices)))
+            order = [width + n - begin if b == begin and others else o
+                     for o, (b, n) in zip(order, places, strict=True)]  # fmt: skip
+            result = self._shuffle(result, self._part(begin) if others else "poison", width, order)
+        return result
 
 
 def _gather_affine(g: Codegen, a: Access, address: str) -> list[str]:
