@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cudaops.emulator import layout
+from cudaops.emulator import layout, native
 from cudaops.emulator.access import Site
 from cudaops.emulator.control import RETURNS, Region, is_aligned, is_barrier, results, sources
 from cudaops.emulator.isa import lookup
 from cudaops.emulator.lanes import LANE, WARP, Geometry, Lanes
 from cudaops.emulator.options import Checks
 from cudaops.emulator.ptx import MALFORMED, Function, Instruction, Module, Reg
-from cudaops.emulator.schedule import RESULTS_AT_ONCE, schedule
+from cudaops.emulator.schedule import results_at_once, schedule
 from cudaops.emulator.stops import Stops
 from cudaops.emulator.text import element_bits, integer_text, llvm_type
 from cudaops.errors import EmulatorError
@@ -79,6 +79,7 @@ class Codegen(Stops):
         ir = "\n".join(
             [
                 *self.tables.values(),
+                *self.hull_tables(),
                 *self.declarations.values(),
                 *self.helpers.values(),
                 f"define i32 @{symbol}(ptr %ctx, ptr %frame, i32 %warp) #0 {{",
@@ -429,7 +430,7 @@ class Codegen(Stops):
         after = set().union(*(self.flow.live_in[s] for s in self.flow.succ[b]))
         if ending is not None:
             after.update(r.name for r in sources(ending))
-        code = schedule(code, frozenset(after), RESULTS_AT_ONCE)
+        code = schedule(code, frozenset(after), results_at_once(native.vector_extension()))
         self.pending = {}
         for ins in code:
             for register in results(ins):

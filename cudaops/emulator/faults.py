@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cudaops.emulator import layout, sanitizer
 from cudaops.emulator.access import Site
@@ -11,8 +12,7 @@ from cudaops.emulator.lanes import WARP
 from cudaops.emulator.sanitizer import CHECKS, Record
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(NamedTuple):
     """Memory that a launch may access: `nbytes` from the host address on, named in messages."""
 
     address: int
@@ -84,6 +84,11 @@ class Place:
                 text = f"{who}{verb} {site.bytes} bytes {place}, which is not a multiple of {site.bytes} bytes away"
             case sanitizer.UNINITIALISED:
                 text = f"{who}reads {site.bytes} bytes {place}, which nothing has written"
+            case sanitizer.IN_FLIGHT:
+                text = (
+                    f"{who}reads {site.bytes} bytes {place}, which {self.other_line(record)} is still to bring; "
+                    "wait for its group, and then at a barrier"
+                )
             case sanitizer.RACE_SHARED:
                 text = f"{who}{verb} {place} in a race with {self.other_thread(record)}: no barrier lies between"
             case sanitizer.RACE_GLOBAL:
@@ -95,6 +100,10 @@ class Place:
                 )
             case sanitizer.INACTIVE_LANE:
                 text = f"{who}gets by {site.opcode} the value of lane {record.other}, which does not take part in it"
+            case sanitizer.NOT_MEMBER:
+                text = f"{who}executes {site.opcode} without being in its own member mask"
+            case sanitizer.MISSING_MEMBER:
+                text = f"{who}names lane {record.other} as a member of {site.opcode}, which that lane does not execute"
             case _:
                 verb = "writes" if record.kind == layout.ERROR_STORE else "reads"
                 text = f"{who}{verb} {site.bytes} bytes {self.outside(site, record.address)}"
@@ -149,6 +158,8 @@ class Place:
         """(argument, index, words) of an address inside something known."""
         address &= 2**64 - 1
         size = max(site.bytes, 1)
+        if site.space == "local":
+            return None, None, "of its local memory"
         start, length = self.shared
         if start <= address < start + length:
             return "shared", address - start, f"shared[{address - start}] (bytes)"

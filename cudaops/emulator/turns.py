@@ -7,7 +7,7 @@ A block of which no warp can go on is a deadlock; where warps look at memory, on
 
 from __future__ import annotations
 
-from cudaops.emulator import layout
+from cudaops.emulator import layout, native
 from cudaops.emulator.layout import BARRIERS, FRAME, LAUNCH, WORKER
 from cudaops.emulator.text import load_field
 
@@ -132,7 +132,8 @@ def _run() -> str:
     fields += load_field("copies", "%copies", "ptr")
     for name, at in (
         ("error_kind", "error"), ("warp", "warp"), ("block", "block"), ("done", "done"), ("fenced", "fenced"),
-        ("acquired", "acquired"), ("shared_init", "init"), ("steps", "steps"), ("budget", "budget"),
+        ("fenced_block", "fenced_block"),
+        ("acquired", "acquired"), ("steps", "steps"), ("budget", "budget"),
         ("budget_start", "budget_start"), ("steps_limit", "steps_limit"), ("progress", "progress"),
         ("error_site", "error_site"), ("error_warp", "error_warp"), ("error_block", "error_block"),
         ("error_lane", "error_lane"), ("error_address", "error_address"),
@@ -181,21 +182,17 @@ block:
   store i32 %x32, ptr %ctaid.x, align 4
   store i32 %y32, ptr %ctaid.y, align 4
   store i32 %z32, ptr %ctaid.z, align 4
-  call void @cudaops_tick(ptr %ctx)
+  call void @cudaops_born(ptr %ctx)
   store i64 0, ptr %fenced.at, align 8
+  store i64 0, ptr %fenced_block.at, align 8
   store i64 0, ptr %acquired.at, align 8
   call void @llvm.memset.p0.i64(ptr %barriers, i8 0, i64 {layout.BARRIERS_BYTES}, i1 false)
   br i1 %has.shared, label %poison.shared, label %reset
 poison.shared:
   call void @llvm.memset.p0.i64(ptr %shared, i8 -1, i64 %shared.bytes, i1 false)
-  %init = load ptr, ptr %init.at, align 8
-  %no.init = icmp eq ptr %init, null
-  br i1 %no.init, label %reset, label %forget
-forget:
-  call void @llvm.memset.p0.i64(ptr %init, i8 0, i64 %shared.bytes, i1 false)
   br label %reset
 reset:
-  %r = phi i64 [ 0, %block ], [ 0, %poison.shared ], [ 0, %forget ], [ %r.next, %reset.next ]
+  %r = phi i64 [ 0, %block ], [ 0, %poison.shared ], [ %r.next, %reset.next ]
   %r.offset = mul i64 %r, %frame.bytes
   %r.frame = getelementptr i8, ptr %frames, i64 %r.offset
   store <16 x i32> zeroinitializer, ptr %r.frame, align 4
@@ -344,7 +341,12 @@ fail:
   br label %out
 out:
   %finished = atomicrmw add ptr %idle, i64 1 seq_cst
-  call void @llvm.x86.sse.ldmxcsr(ptr %old.csr)
+  call void @llvm.x86.sse.ldmxcsr(ptr %old.csr){_vzeroupper()}
   ret void
 }}
 """
+
+
+def _vzeroupper() -> str:
+    """Code that follows may not know of wide registers, and would be slow while they are in use."""
+    return "" if native.vector_extension() == "SSE" else "\n  call void @llvm.x86.avx.vzeroupper()"

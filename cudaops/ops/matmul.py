@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -38,6 +37,8 @@ def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """
     if not (isinstance(input, torch.Tensor) and isinstance(other, torch.Tensor)):
         library.check_tensors("matmul", input=input, other=other)
+    if library.plain(input, other):
+        return _kernel(input, other)
     if library.transforms_active():
         return _TransformedMatmul.apply(input, other)
     return _op(input, other)
@@ -46,8 +47,35 @@ def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 # ---- run ----
 
 
-@lru_cache(maxsize=4096)
-def _prepared(
+_MOST_KNOWN = 4096
+_known: dict[tuple[Any, ...], tuple[tuple[int, ...], Plan | None]] = {}  # result's shape; None: nothing to add up
+
+
+def _kernel(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    conjugate, negative = (False, False), False
+    if input.is_conj() or other.is_conj() or input.is_neg() or other.is_neg():
+        input, other, conjugate, negative = _without_views(input, other)
+    tf32, arch = library.reads_tf32(input), arch_of(input.device)
+    key = (library.layout_of(input), library.layout_of(other), arch, conjugate, negative, tf32)
+    known = _known.get(key)
+    if known is None:
+        library.check_together("matmul", input, other)
+        fewer = few_batch_dims(input, other)
+        known = _planned(spec_of(fewer[0]), spec_of(fewer[1]), arch, conjugate, negative, tf32)
+        if fewer[0] is input and fewer[1] is other:
+            if len(_known) >= _MOST_KNOWN:
+                _known.clear()
+            _known[key] = known
+        input, other = fewer
+    shape, plan = known
+    out = torch.empty(shape, dtype=input.dtype, device=input.device)
+    if plan is None:
+        return out.zero_()
+    launch(plan, (out, input, other, input, input))
+    return out
+
+
+def _planned(
     input: TensorSpec, other: TensorSpec, arch: str, conjugate: tuple[bool, bool], negative: bool, tf32: bool
 ) -> tuple[tuple[int, ...], Plan | None]:
     """The result's shape, and the plan unless there is nothing to add up."""
@@ -56,21 +84,6 @@ def _prepared(
         return shape, None
     alpha = -1 if negative else 1
     return shape, plan_matmul(input, other, arch=arch, conjugate=conjugate, alpha=alpha, tf32=tf32)
-
-
-def _kernel(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    library.check_together("matmul", input, other)
-    conjugate, negative = (False, False), False
-    if input.is_conj() or other.is_conj() or input.is_neg() or other.is_neg():
-        input, other, conjugate, negative = _without_views(input, other)
-    input, other = few_batch_dims(input, other)
-    tf32 = library.reads_tf32(input)
-    shape, plan = _prepared(spec_of(input), spec_of(other), arch_of(input.device), conjugate, negative, tf32)
-    out = input.new_empty(shape)
-    if plan is None:
-        return out.zero_()
-    launch(plan, (out, input, other, input, input))
-    return out
 
 
 def _without_views(

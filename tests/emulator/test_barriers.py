@@ -308,6 +308,40 @@ def test_blocks_chained_by_flags() -> None:
         np.testing.assert_array_equal(out.reshape(50, 64), np.repeat((np.cumsum(given) - given)[:, None], 64, 1))
 
 
+LOCKED_SUM = """
+__global__ void k(int *out) {
+    __shared__ int lock, sum;
+    if (threadIdx.x == 0) { lock = 0; sum = 0; }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) {
+        while (atomicCAS(&lock, 0, 1) != 0) { }
+        FENCE
+        sum += threadIdx.x;
+        FENCE
+        atomicExch(&lock, 0);
+    }
+    __syncthreads();
+    out[threadIdx.x] = sum;
+}"""
+
+
+def test_what_a_lock_guards_is_no_race() -> None:
+    out = ints(128)
+    with cudaops.sanitize():
+        harness.run(harness.cuda(LOCKED_SUM.replace("FENCE", "__threadfence_block();")), 1, 128, out)
+    np.testing.assert_array_equal(out, 32 + 64 + 96)
+
+
+def test_a_lock_without_a_fence_guards_nothing() -> None:
+    with cudaops.sanitize(), pytest.raises(cudaops.SanitizerError, match="in a race with"):
+        harness.run(harness.cuda(LOCKED_SUM.replace("FENCE", "")), 1, 128, ints(128))
+
+
+def test_blocks_chained_by_flags_are_no_race() -> None:
+    with cudaops.sanitize():
+        test_blocks_chained_by_flags()
+
+
 def test_a_queue_that_warps_draw_from() -> None:
     kernel = harness.cuda("""
     __global__ void k(int *next, int *seen, int n) {

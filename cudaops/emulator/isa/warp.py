@@ -8,10 +8,27 @@ from cudaops.emulator import layout
 from cudaops.emulator.isa.table import rule
 from cudaops.emulator.lanes import LANE
 from cudaops.emulator.options import Checks
-from cudaops.emulator.ptx import Instruction, Pair
+from cudaops.emulator.ptx import Imm, Instruction, Operand, Pair
 
 if TYPE_CHECKING:
     from cudaops.emulator.codegen import Codegen
+
+
+def check_members(g: Codegen, ins: Instruction, members: Operand) -> None:
+    """Let the sanitizer see a collective's member mask. Lanes that never existed, or have ended, may be named in it.
+
+    So may any others where lanes of the warp stop one by one: they may be on their way.
+    """
+    if g.checks is not Checks.SANITIZER:
+        return
+    diverged = g.block in g.analysis.masked
+    if not diverged and isinstance(members, Imm) and members.value & 0xFFFFFFFF == 0xFFFFFFFF:
+        return
+    active = g.bits_of(g.mask_or_full())
+    live = g.live_bits() if diverged and g.region_of[g.block] not in g.stop_regions else active
+    masks = g.read(members, "b32", vector=True)
+    function = g.field("members", "ptr")
+    g.line(f"call void {function}(ptr %ctx, <32 x i32> {masks}, i32 {active}, i32 {live}, i64 {g.site_of(ins)})")
 
 
 @rule("shfl", "b32", "sync up down bfly idx")
@@ -50,6 +67,7 @@ def shfl(g: Codegen, ins: Instruction) -> None:
         asking = g.binary("and", "i32", active, g.bits_of(valid))
         function = g.field("inactive", "ptr")
         g.line(f"call void {function}(ptr %ctx, i32 {asking}, {v32} {j}, i32 {active}, i64 {g.site_of(ins)})")
+    check_members(g, ins, ins.operands[4])
     g.write(data, moved, "b32", vector=True)
     if isinstance(target, Pair):
         g.write(target.second, valid, "pred", vector=True)
@@ -80,6 +98,7 @@ def vote(g: Codegen, ins: Instruction) -> None:
     p = g.bits_of(g.read(ins.operands[1], "pred", vector=True))
     active = g.bits_of(g.mask_or_full())
     if len(ins.operands) > 2:
+        check_members(g, ins, ins.operands[2])
         active = g.binary("and", "i32", active, g.read(ins.operands[2], "b32", vector=False))
     true = g.binary("and", "i32", p, active)
     kind = ins.parts[-2]
@@ -103,6 +122,7 @@ def activemask(g: Codegen, ins: Instruction) -> None:
 @rule("bar", "", "sync", needs="warp")
 def bar_warp(g: Codegen, ins: Instruction) -> None:
     """The lanes of a warp run in step: bar.warp.sync has nothing to wait for."""
+    check_members(g, ins, ins.operands[0])
     if g.checks is Checks.SANITIZER:
         g.line(f"call void {g.field('tick_warp', 'ptr')}(ptr %ctx)")
 
@@ -111,9 +131,10 @@ def bar_warp(g: Codegen, ins: Instruction) -> None:
 @rule("fence", "", "cta gpu sys cluster acq_rel sc acquire release")
 def fence(g: Codegen, ins: Instruction) -> None:
     g.line("fence seq_cst")
-    if g.checks is Checks.SANITIZER and not {"cta"} & set(ins.parts):
-        pointer = g.emit(f"getelementptr i8, ptr %ctx, i64 {layout.WORKER['fenced']}")
-        g.line(f"store i64 1, ptr {pointer}, align 8")
+    if g.checks is Checks.SANITIZER:
+        for name in ("fenced_block",) if "cta" in ins.parts else ("fenced_block", "fenced"):
+            pointer = g.emit(f"getelementptr i8, ptr %ctx, i64 {layout.WORKER[name]}")
+            g.line(f"store i64 1, ptr {pointer}, align 8")
 
 
 @rule("nanosleep", "u32")
@@ -125,6 +146,7 @@ def nanosleep(g: Codegen, ins: Instruction) -> None:
 def redux(g: Codegen, ins: Instruction) -> None:
     """One value from all lanes of the member mask that run this."""
     op = next(p for p in ins.parts if p in ("add", "min", "max", "and", "or", "xor"))
+    check_members(g, ins, ins.operands[2])
     neutral = {"add": 0, "or": 0, "xor": 0, "and": -1}
     if op in ("min", "max"):
         kind = "s" if ins.type == "s32" else "u"
@@ -146,6 +168,7 @@ def match(g: Codegen, ins: Instruction) -> None:
     target = ins.operands[0]
     data = target.first if isinstance(target, Pair) else target
     ty = g.llvm(ins.type, True)
+    check_members(g, ins, ins.operands[2])
     value = g.read(ins.operands[1], ins.type, vector=True)
     members = g.read(ins.operands[2], "b32", vector=True)
     active = g.splat_value("i32", g.bits_of(g.mask_or_full()))
@@ -173,6 +196,7 @@ def elect(g: Codegen, ins: Instruction) -> None:
     """The lowest member lane is elected."""
     target = ins.operands[0]
     assert isinstance(target, Pair)
+    check_members(g, ins, ins.operands[1])
     members = g.read(ins.operands[1], "b32", vector=True)
     active = g.binary("and", "<32 x i32>", g.splat_value("i32", g.bits_of(g.mask_or_full())), members)
     minus = g.binary("sub", "<32 x i32>", "zeroinitializer", active)
