@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,6 +75,8 @@ def linear(
     for name, extra in (("bias", bias), ("residual", residual)):
         if not (extra is None or isinstance(extra, torch.Tensor)):
             library.check_tensors("linear", input=input, weight=weight, **{name: extra})
+    if library.plain(input, weight, bias, residual):
+        return _kernel(input, weight, bias, residual, activation=activation)
     if library.transforms_active():
         return _composed(input, weight, bias, residual, activation)
     if activation is not None and activation not in _BACKWARD and library.needs_autograd(input, weight, bias, residual):
@@ -165,17 +167,8 @@ def plan_linear(
 # ---- run ----
 
 
-@lru_cache(maxsize=4096)
-def _plan(
-    input: TensorSpec,
-    weight: TensorSpec,
-    bias: TensorSpec | None,
-    residual: TensorSpec | None,
-    activation: str | None,
-    arch: str,
-    tf32: bool,
-) -> Plan:
-    return plan_linear(input, weight, bias, residual, arch=arch, activation=activation, tf32=tf32)
+_MOST_KNOWN = 4096
+_known: dict[tuple[Any, ...], tuple[tuple[int, ...], Plan]] = {}  # the result's shape, for what one launch does
 
 
 def _kernel(
@@ -186,19 +179,28 @@ def _kernel(
     *,
     activation: str | None = None,
 ) -> torch.Tensor:
-    shape = _result_shape(input, weight, bias, residual)
-    if 0 in shape:
-        return input.new_empty(shape)
-    if input.shape[-1] == 0:  # nothing to add up: torch's elementwise ops finish
-        return _finished(input.new_zeros(shape), bias, residual, activation)
-    if bias is not None and not _is_row(bias):
-        residual = bias if residual is None else bias + residual
-        bias = None
-    input, weight = few_batch_dims(input, weight)
-    extras = tuple(None if extra is None else spec_of(extra) for extra in (bias, residual))
-    tf32 = library.reads_tf32(input)
-    plan = _plan(spec_of(input), spec_of(weight), *extras, activation, arch_of(input.device), tf32)
-    out = input.new_empty(shape)
+    tf32, arch = library.reads_tf32(input), arch_of(input.device)
+    layouts = (None if x is None else library.layout_of(x) for x in (input, weight, bias, residual))
+    key = (*layouts, activation, tf32, arch)
+    known = _known.get(key)
+    if known is None:
+        shape = _result_shape(input, weight, bias, residual)
+        if 0 in shape:
+            return input.new_empty(shape)
+        if input.shape[-1] == 0:  # nothing to add up: torch's elementwise ops finish
+            return _finished(input.new_zeros(shape), bias, residual, activation)
+        if bias is not None and not _is_row(bias):
+            return _kernel(input, weight, None, bias if residual is None else bias + residual, activation=activation)
+        fewer = few_batch_dims(input, weight)
+        if fewer[0] is not input:
+            return _kernel(*fewer, bias, residual, activation=activation)
+        specs = (None if x is None else spec_of(x) for x in (input, weight, bias, residual))
+        known = shape, plan_linear(*specs, arch=arch, activation=activation, tf32=tf32)  # type: ignore[arg-type]
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[key] = known
+    shape, plan = known
+    out = torch.empty(shape, dtype=input.dtype, device=input.device)
     launch(plan, (out, input, weight, *(input if extra is None else extra for extra in (bias, residual))))
     return out
 
