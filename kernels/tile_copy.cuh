@@ -1,8 +1,8 @@
 // One operand's tile on its way from global to shared memory for the tensor cores (mma_tile.cuh says how it lies there).
 //
 // Where neighbours in memory are neighbours in the tile it is copied asynchronously, 4, 8 or 16 bytes at once. Else it
-// goes through registers: four-byte elements whose outer dimension is the fast one are turned round four by four, and
-// what is strided or not aligned goes one by one.
+// goes through registers: words and bytes whose outer dimension is the fast one are turned round four by four, and what
+// is strided or not aligned goes one by one.
 #pragma once
 
 #include "element.cuh"
@@ -32,7 +32,7 @@ struct TileCopy {
     static constexpr int SIZE = sizeof(S), BK = ROW_BYTES / SIZE;
     static constexpr bool K_ROWS = KFast || SIZE != 2;
     static constexpr bool ASYNC = Width > 0 && K_ROWS == KFast;
-    static constexpr bool TURNED = Width == 16 && !KFast && SIZE == 4;
+    static constexpr bool TURNED = Width == 4 * SIZE && !KFast && SIZE != 2;
     using Operand = MmaOperand<Outer, K_ROWS>;
 
     // In elements along the fast dimension, and lines of them.
@@ -41,8 +41,9 @@ struct TileCopy {
     static constexpr int LINE = FAST / AT_ONCE;
     static constexpr int LINES_AT_ONCE = TURNED ? AT_ONCE : 1;
     static constexpr int PIECES = LINE * (SLOW / LINES_AT_ONCE), COUNT = (PIECES + Threads - 1) / Threads;
-    // Unrolled, what stays the same from tile to tile is kept in registers, which many pieces would use up.
-    static constexpr int UNROLL = COUNT <= 8 ? COUNT : 4;
+    // Unrolled, what stays the same from tile to tile is kept in registers, which many pieces would use up; and turning
+    // bytes takes many by itself.
+    static constexpr int UNROLL = TURNED && SIZE == 1 ? 1 : COUNT <= 8 ? COUNT : 4;
     static_assert(PIECES % Threads == 0 || PIECES < Threads, "every thread has as many pieces, or one at most");
     static_assert(Threads % LINE == 0 || LINE % Threads == 0, "threads must tile the lines");
 

@@ -201,7 +201,7 @@ def _kernel(
         _known[key] = known
     shape, plan = known
     out = torch.empty(shape, dtype=input.dtype, device=input.device)
-    launch(plan, (out, input, weight, *(input if extra is None else extra for extra in (bias, residual))))
+    launch(plan, (out, input, weight, *(out if extra is None else extra for extra in (bias, residual))))
     return out
 
 

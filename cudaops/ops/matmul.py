@@ -71,7 +71,7 @@ def _kernel(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     out = torch.empty(shape, dtype=input.dtype, device=input.device)
     if plan is None:
         return out.zero_()
-    launch(plan, (out, input, other, input, input))
+    launch(plan, (out, input, other, out, out))
     return out
 
 

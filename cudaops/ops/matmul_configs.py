@@ -153,14 +153,15 @@ class MmaConfig:
         return self.stages * (self.bm + self.bn) * _ROW_BYTES
 
 
-# All keep to 48 KB a block but the largest two, so that GPUs with 100 KB an SM hold two of them.
+# All keep to 48 KB a block but the largest two, so that GPUs with 100 KB an SM hold two of them. A block of one warp
+# keeps one of an SM's four tensor cores busy, so four of those should fit.
 MMA_CONFIGS = (
     MmaConfig("mma 256x128", 256, 128, 3, 1, 1.0),
     MmaConfig("mma 128x256", 128, 256, 3, 1, 1.0),
     MmaConfig("mma 128x128", 128, 128, 3, 2, 0.95),
     MmaConfig("mma 128x64", 128, 64, 4, 3, 0.75),
     MmaConfig("mma 64x128", 64, 128, 4, 3, 0.75),
-    MmaConfig("mma 64x64", 64, 64, 6, 3, 0.5),
+    MmaConfig("mma 64x64", 64, 64, 4, 4, 0.5),
 )
 # dtype -> the instruction it is multiplied by
 MMA_MULTIPLY = {"float16": "f16", "bfloat16": "bf16", "int8": "s8", "uint8": "u8", "float32": "tf32"}

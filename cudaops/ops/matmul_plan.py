@@ -59,8 +59,8 @@ def plan_matmul(
     config: str | None = None,
     op: str = "matmul",
 ) -> Plan:
-    """Plan one launch: tensors (out, input, other, bias, residual), out contiguous; where there is no bias or residual,
-    any in its place. The result is `activation(alpha input other + beta residual + bias)`.
+    """Plan one launch: tensors (out, input, other, bias, residual), out contiguous; out again where there is no bias or
+    residual. The result is `activation(alpha input other + beta residual + bias)`.
 
     Arguments:
         input, other: as `matmul` takes them; the product must not be empty (K may be 0).
@@ -95,11 +95,18 @@ def plan_matmul(
             "make the operands contiguous"
         )
     sms = sm_count(arch)
-    launch = None
+    launch: _Launch | None
     if out is None or out == input.dtype:
+        worth = config is not None or problem.a.outer * problem.b.outer * problem.k >= _MMA_WORK
         launch = _skinny(problem, dtype, sms, config)
-    launch = launch or _mma(problem, input.dtype, out or input.dtype, arch, tf32, config)
-    launch = launch or _tiled(problem, dtype, sms, config, op)
+        launch = launch or (_mma(problem, input.dtype, input.dtype, arch, tf32, config) if worth else None)
+        launch = launch or _tiled(problem, dtype, sms, config, op)
+    else:
+        launch = _mma(problem, input.dtype, out, arch, tf32, config) if out == "int32" else None
+        if launch is None or DTYPES[input.dtype].itemsize != 1:
+            raise UnsupportedError(
+                f"{op}: no kernel gives {out} for {input.dtype} on {arch}; int32 is for int8 and uint8, from sm_80 on"
+            )
     bias_stride = bias.strides[-1] if bias is not None and bias.shape and bias.shape[-1] > 1 else 0
     fits = max(launch.problem.largest, bias_stride, launch.blocks * _RASTER_ROWS) <= _INT_MAX
     first, second = conjugate[::-1] if launch.swap else conjugate
@@ -149,8 +156,6 @@ def _mma(problem: Problem, dtype: str, out: str, arch: str, tf32: bool, name: st
     multiply = MMA_MULTIPLY.get(dtype)
     if multiply is None or (multiply == "tf32" and not tf32) or int(arch.removeprefix("sm_").rstrip("af")) < 80:
         return None
-    if name is None and problem.a.outer * problem.b.outer * problem.k < _MMA_WORK:
-        return None
     smem, sms = limits_of(arch).smem_per_block, sm_count(arch)
     fitting = [c for c in MMA_CONFIGS if c.smem_bytes <= smem and name in (None, c.name)]
     if not fitting:
@@ -192,8 +197,8 @@ def _copy(operand: Operand, k: int, itemsize: int) -> tuple[bool, int]:
         widths: tuple[int, ...] = (16, 8, 4)
     else:
         k_fast, unit, extent, slow_stride = False, True, operand.outer, operand.k_stride
-        # halves can lie in shared memory as they do outside, words can be turned round on the way
-        widths = {2: (16, 8, 4), 4: (16,)}.get(itemsize, ())
+        # halves can lie in shared memory as they do outside, words and bytes are turned round on the way, four by four
+        widths = (16, 8, 4) if itemsize == 2 else (4 * itemsize,)
     if unit:
         for width in widths:
             if width >= itemsize and operand.allows(width // itemsize, extent, slow_stride, width):

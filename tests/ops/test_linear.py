@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
@@ -13,7 +14,7 @@ from cudaops.launch import launch, launch_counts, spec_of, total_launches
 from cudaops.ops.linear import linear, plan_linear
 from cudaops.ops.matmul_configs import MATMUL_CONFIGS, MatmulConfig
 from cudaops.plan import DTYPES
-from tests.ops.matmul_reference import check, matrix, random
+from tests.ops.matmul_reference import ACTIVATIONS, check, matrix, random
 from tests.ops.test_matmul import define, forbid, poisoned, thinned  # noqa: F401  (a fixture)
 
 # torch's own: what torch.func.jvp imports, and how opcheck looks at gradients
@@ -60,7 +61,7 @@ def test_linear_matches_reference(name: str, dtype: torch.dtype, rng: torch.Gene
     input, weight, bias = operands(SHAPES[name], dtype, rng)
     relu = dtype in (torch.float32, torch.int64)
     out = linear(input, weight, bias, activation="relu" if relu else None)
-    check(out, input, weight.t(), bias, relu=relu)
+    check(out, input, weight.t(), bias, activation="relu" if relu else None)
     assert out.stride() == functional.linear(input, weight, bias).stride()
 
 
@@ -71,7 +72,7 @@ def test_linear_every_configuration(config: MatmulConfig, rng: torch.Generator) 
     plan = plan_linear(*map(spec_of, (input, weight, bias)), arch="sm_80", activation="relu", config=config.name)
     out = torch.empty(m, n)
     launch(plan, (out, input, weight, bias, input))
-    check(out, input, weight.t(), bias, relu=True)
+    check(out, input, weight.t(), bias, activation="relu")
 
 
 @pytest.mark.parametrize("weight_layout", ["rows", "columns", "strided"])
@@ -102,21 +103,43 @@ def test_linear_relu_keeps_nan() -> None:
     assert out[1:].tolist() == [[0], [2]]
 
 
-@pytest.mark.parametrize(
-    ("activation", "reference"),
-    [
-        ("gelu", functional.gelu),
-        ("gelu_tanh", lambda x: functional.gelu(x, approximate="tanh")),
-        ("silu", functional.silu),
-        ("sigmoid", torch.sigmoid),
-        ("tanh", torch.tanh),
-        ("relu", torch.relu),
-    ],
-)
-def test_linear_activations(activation: str, reference: object, rng: torch.Generator) -> None:
-    input, weight, bias = operands(SHAPES["rows"], torch.float64, rng)
-    out = linear(input, weight, bias, activation=activation)
-    torch.testing.assert_close(out, reference(functional.linear(input, weight, bias)))
+@pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if name])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_linear_activations(activation: str, dtype: torch.dtype, rng: torch.Generator) -> None:
+    input, weight, bias = operands(SHAPES["rows"], dtype, rng)
+    check(linear(input, weight, bias, activation=activation), input, weight.t(), bias, activation=activation)
+
+
+RESIDUALS = {
+    "of the result's shape": ((2, 3, 8), (12, 8), (12,), (2, 3, 12)),
+    "of a row": ((2, 3, 8), (12, 8), None, (12,)),
+    "of a column": ((2, 3, 8), (12, 8), (12,), (3, 1)),
+    "of a batch": ((2, 3, 8), (12, 8), (12,), (2, 1, 1)),
+    "of one element": ((2, 3, 8), (12, 8), (12,), ()),
+    "beside a bias of a matrix": ((2, 5, 7), (6, 7), (5, 6), (2, 1, 6)),
+    "of few rows": ((1, 40), (150, 40), (150,), (1, 150)),
+    "of few features out": ((200, 8), (3, 8), (3,), (200, 3)),
+    "of one weight row": ((2, 3, 7), (7,), (), (2, 3)),
+    "of a vector": ((7,), (3, 7), (3,), (3,)),
+    "of nothing to add up": ((5, 0), (6, 0), (6,), (5, 6)),
+    "of no rows": ((0, 7), (6, 7), (6,), (0, 6)),
+}
+
+
+@pytest.mark.parametrize("activation", [None, "gelu"])
+@pytest.mark.parametrize("name", RESIDUALS)
+def test_linear_adds_a_residual(name: str, activation: str | None, rng: torch.Generator) -> None:
+    *shapes, added = RESIDUALS[name]
+    input, weight, bias = operands(shapes, torch.float32, rng)
+    residual = random(added, torch.float32, rng)
+    before = total_launches()
+    out = linear(input, weight, bias, activation=activation, residual=residual)
+    assert total_launches() == before + (input.shape[-1] > 0 and out.numel() > 0)
+    assert out.is_contiguous()
+    check(out, input, weight.t(), bias, residual, activation=activation)
+    turned = random((*added[:-2], *added[:-3:-1]), torch.float32, rng)
+    turned = turned.mT if turned.dim() > 1 else turned
+    check(linear(input, weight, bias, residual=turned), input, weight.t(), bias, turned)
 
 
 # ---- bad input ----
@@ -144,6 +167,21 @@ def test_linear_refuses_as_torch_does(
     assert total_launches() == before
     with pytest.raises(RuntimeError, match=message):
         linear(*(None if x is None else x.to("meta") for x in arguments))
+
+
+def test_linear_refuses_a_residual_that_does_not_broadcast() -> None:
+    x, weight = torch.ones(3, 4), torch.ones(5, 4)
+    for shape in ((4, 5), (3, 4), (1, 3, 5)):
+        for arguments in ((x, weight), (x.to("meta"), weight.to("meta"))):
+            residual = torch.ones(shape, device=arguments[0].device)
+            with pytest.raises(
+                RuntimeError, match=r"residual of shape \(.*\) does not match the result, which is \(3, 5"
+            ):
+                linear(*arguments, residual=residual)
+    with pytest.raises(RuntimeError, match="same dtype"):
+        linear(x, weight, residual=torch.ones(3, 5).double())
+    with pytest.raises(TypeError, match=r"argument 'residual' \(position 3\) must be Tensor, not int"):
+        linear(x, weight, residual=3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("which", range(3))
@@ -212,7 +250,46 @@ def test_linear_makes_only_the_gradients_that_are_wanted(rng: torch.Generator) -
     assert torch.equal(gradient, (out > 0).sum((0, 1)).float())
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("name", ["of the result's shape", "of a column", "beside a bias of a matrix"])
+def test_linear_gradients_with_a_residual(name: str, activation: str | None, rng: torch.Generator) -> None:
+    *shapes, added = RESIDUALS[name]
+    arguments = [
+        None if x is None else x.requires_grad_()
+        for x in (*operands(shapes, torch.float64, rng), random(added, torch.float64, rng))
+    ]
+
+    def function(*arguments: torch.Tensor) -> torch.Tensor:
+        return linear(*arguments[:3], residual=arguments[3], activation=activation)
+
+    assert gradcheck(function, arguments, fast_mode=True)
+    assert gradgradcheck(function, arguments, fast_mode=True)
+
+
+def test_linear_complex_gradients_to_second_order(rng: torch.Generator) -> None:
+    arguments = [
+        x.requires_grad_() for x in operands(SHAPES["rows of a sequence"], torch.complex128, rng) if x is not None
+    ]
+    assert gradcheck(linear, arguments, fast_mode=True)
+    assert gradgradcheck(linear, arguments, fast_mode=True)
+
+
 # ---- torch's machinery ----
+
+
+@pytest.mark.parametrize("product", [linear, OP], ids=("function", "op"))
+def test_linear_under_autocast(product: Callable[..., torch.Tensor], rng: torch.Generator) -> None:
+    input, weight, bias = operands(SHAPES["rows"], torch.float32, rng)
+    residual = random((5, 6), torch.float32, rng)
+    weight.requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = product(input, weight, bias, residual=residual, activation="gelu")
+        assert product(input, weight, None).dtype == torch.bfloat16
+    assert out.dtype == torch.bfloat16
+    casts = [x.detach().bfloat16() for x in (input, weight.t(), bias, residual)]
+    check(product(casts[0], casts[1].t(), casts[2], residual=casts[3], activation="gelu"), *casts, activation="gelu")
+    (gradient,) = torch.autograd.grad(out.sum(), weight)
+    assert gradient.dtype == torch.float32
 
 
 @NON_LEAF
@@ -223,6 +300,10 @@ def test_linear_passes_opcheck(name: str, requires_grad: bool, rng: torch.Genera
     arguments = operands(SHAPES[name], torch.float32, rng)
     arguments = tuple(None if x is None else x.requires_grad_(requires_grad) for x in arguments)
     torch.library.opcheck(OP, arguments, {"activation": "relu"})
+    residual = random((6,) if name != "one weight row" else (3,), torch.float32, rng).requires_grad_(requires_grad)
+    if name == "rows of a sequence":
+        residual = random((3, 12), torch.float32, rng).requires_grad_(requires_grad)
+    torch.library.opcheck(OP, (*arguments, residual), {"activation": "gelu"})
 
 
 def test_linear_compiles_without_a_graph_break(rng: torch.Generator) -> None:
@@ -259,6 +340,24 @@ def test_linear_under_vmap(
     expected = torch.func.vmap(reference, in_dims)(*arguments)
     ours = torch.func.vmap(lambda *x: product(*x, activation="relu"), in_dims)(*arguments)
     torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("added", [(3, 5), (5,), (3, 1)])
+@pytest.mark.parametrize("in_dims", [(None, None, 0), (0, None, None), (0, 0, 1), (None, 1, 0)])
+@pytest.mark.parametrize("product", [linear, OP], ids=("function", "op"))
+def test_linear_with_a_residual_under_vmap(
+    product: Callable[..., torch.Tensor],
+    in_dims: tuple[int | None, ...],
+    added: tuple[int, ...],
+    rng: torch.Generator,
+) -> None:
+    arguments = [
+        random(shape if dim is None else (*shape[:dim], 6, *shape[dim:]), torch.float64, rng)
+        for dim, shape in zip(in_dims, ((3, 4), (5, 4), added), strict=True)
+    ]
+    expected = torch.func.vmap(lambda x, w, r: torch.tanh(x @ w.mT + r), in_dims)(*arguments)
+    ours = torch.func.vmap(lambda x, w, r: product(x, w, None, residual=r, activation="tanh"), in_dims)
+    torch.testing.assert_close(ours(*arguments), expected)
 
 
 def test_linear_under_torch_func(rng: torch.Generator) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy
@@ -29,7 +29,7 @@ from cudaops.plan import (
     check_limits,
     limits_of,
 )
-from tests.ops.matmul_reference import check, matrix, random
+from tests.ops.matmul_reference import check, check_special, matrix, random
 
 # torch's own: what torch.func.jvp imports, and how opcheck looks at gradients
 TORCH_SCRIPT = pytest.mark.filterwarnings("ignore:`torch.jit.script`:FutureWarning")
@@ -221,7 +221,7 @@ def test_matmul_of_few_rows(name: str, dtype: torch.dtype, rng: torch.Generator)
         assert plan.source.entry == "matmul_skinny"
     out = torch.empty(m, n, dtype=dtype)
     launch(plan, (out, input, other, bias, input))
-    check(out, input, other, bias, relu=relu)
+    check(out, input, other, bias, activation="relu" if relu else None)
 
 
 @given(data=st.data())
@@ -239,15 +239,74 @@ def test_matmul_integers_wrap_as_torch_does(dtype: torch.dtype, rng: torch.Gener
     assert torch.equal(matmul(input, other), torch.matmul(input, other))
 
 
-def test_matmul_keeps_nan_and_infinity_where_they_belong(rng: torch.Generator) -> None:
-    input, other = random((20, 11), torch.float32, rng), random((11, 40), torch.float32, rng)
-    input[3, 10], input[5, 2], other[0, 7], other[10, 39] = torch.inf, torch.nan, -torch.inf, torch.nan
-    expected = torch.matmul(input, other)
-    out = matmul(input, other)
-    finite = expected.isfinite()
-    assert not finite.all()
-    assert torch.equal(finite, out.isfinite())
-    assert torch.equal(expected[~finite].nan_to_num(nan=7.0), out[~finite].nan_to_num(nan=7.0))
+SPECIAL = (torch.float32, torch.float64, torch.float16, torch.complex64)
+
+
+@pytest.mark.parametrize("sizes", [(20, 11, 40), (2, 40, 40)], ids=("tiles", "few rows"))
+@pytest.mark.parametrize("dtype", SPECIAL, ids=str)
+def test_matmul_keeps_nan_and_infinity_where_they_belong(
+    dtype: torch.dtype, sizes: tuple[int, int, int], rng: torch.Generator
+) -> None:
+    m, k, n = sizes
+    input, other = random((m, k), dtype, rng), random((k, n), dtype, rng)
+    input[0, k - 1], other[0, 7], other[k - 1, n - 1] = torch.inf, torch.nan, -torch.inf
+    if dtype.is_complex:  # torch's own products differ in what infinity times a complex number is
+        input[0, k - 1], other[k - 1, n - 1] = torch.nan, complex(0, torch.nan)
+    check_special(matmul(input, other), torch.matmul(input, other))
+
+
+@pytest.mark.parametrize("sizes", [(20, 50, 40), (2, 70, 40)], ids=("tiles", "few rows"))
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPE if dtype not in INTEGERS], ids=str)
+def test_matmul_of_badly_scaled_and_of_whole_numbers(
+    dtype: torch.dtype, sizes: tuple[int, int, int], rng: torch.Generator
+) -> None:
+    """A row, a column and a k may each be far larger than the next; small whole numbers come out exactly."""
+    m, k, n = sizes
+    spread = {torch.float16: 4, torch.float64: 150, torch.complex128: 150}.get(dtype, 20)
+    row, along, column = (
+        2.0 ** torch.randint(-spread, spread // 2, shape, generator=rng).double() for shape in ((m, 1), (1, k), (1, n))
+    )
+    input = (random((m, k), dtype, rng) * (row * along / 8)).to(dtype)
+    other = (random((k, n), dtype, rng) * (column / along.t())).to(dtype)
+    check(matmul(input, other), input, other)
+    input, other = (torch.randint(-3, 4, shape, generator=rng).to(dtype) for shape in ((m, k), (k, n)))
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    assert torch.equal(matmul(input, other).to(wide), torch.matmul(input.to(wide), other.to(wide)))
+
+
+FINISHED = {
+    # m, n, k, layout of the right; activation, alpha, beta; shapes of bias and residual
+    "tiles": (20, 132, 9, "rows", "gelu", 0.5, -2.0, (132,), (20, 132)),
+    "tiles, a residual of a row": (20, 131, 9, "columns", None, 3.0, 1, None, (131,)),
+    "tiles of the transposed product": (150, 12, 9, "rows", "relu", 1, 1, (12,), (150, 1)),
+    "lanes along k": (3, 21, 70, "columns", "silu", -1.0, 1, (1,), (3, 21)),
+    "lanes along n": (3, 70, 21, "rows", "tanh", 1, 0.25, (70,), (1, 70)),
+    "few columns": (90, 2, 64, "rows", "sigmoid", 1, 2.0, (2,), (90, 2)),
+}
+
+
+@pytest.mark.parametrize(("name", "dtype"), thinned(FINISHED), ids=str)
+def test_matmul_finishes_the_sum(name: str, dtype: torch.dtype, rng: torch.Generator) -> None:
+    m, n, k, layout, activation, alpha, beta, *extras = FINISHED[name]
+    input, other = random((m, k), dtype, rng), matrix(k, n, dtype, rng, layout)
+    bias, residual = (None if shape is None else random(shape, dtype, rng) for shape in extras)
+    if dtype.is_complex or dtype in INTEGERS:
+        activation = None if dtype.is_complex else "relu"
+        alpha, beta = int(2 * alpha), int(2 * beta)
+    plan = plan_matmul(
+        spec_of(input),
+        spec_of(other),
+        None if bias is None else spec_of(bias),
+        None if residual is None else spec_of(residual),
+        arch="sm_80",
+        activation=activation,
+        alpha=alpha,
+        beta=beta,
+    )
+    out = torch.empty(m, n, dtype=dtype)
+    with cudaops.sanitize(uninitialised=[out]):
+        launch(plan, (out, input, other, *(out if extra is None else extra for extra in (bias, residual))))
+    check(out, input, other, bias, residual, activation=activation, alpha=alpha, beta=beta)
 
 
 def test_matmul_writes_its_output_and_nothing_else(rng: torch.Generator) -> None:
@@ -287,11 +346,49 @@ def test_matmul_never_returns_its_input() -> None:
     assert matmul(x, one).data_ptr() not in (x.data_ptr(), one.data_ptr())
 
 
-def test_matmul_reads_negated_views(rng: torch.Generator) -> None:
-    lazy = torch.complex(random((3, 4), torch.float32, rng), random((3, 4), torch.float32, rng)).conj().imag
+def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The addresses of the tensors of each launch from here on."""
+    seen: list[tuple[int, ...]] = []
+
+    def noted(plan: Plan, tensors: tuple[torch.Tensor, ...]) -> None:
+        seen.append(tuple(tensor.data_ptr() for tensor in tensors))
+        launch(plan, tensors)
+
+    monkeypatch.setattr(matmul_module, "launch", noted)
+    return seen
+
+
+@pytest.mark.parametrize("sizes", [(3, 4, 5), (1, 40, 5)], ids=("tiles", "few rows"))
+@pytest.mark.parametrize("views", [("conj", ""), ("", "conj"), ("conj", "conj"), ("conj neg", ""), ("neg", "conj")])
+def test_matmul_reads_complex_views(
+    views: tuple[str, str], sizes: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch, rng: torch.Generator
+) -> None:
+    """The conjugate as it lies in memory; a negative complex view is copied."""
+    m, k, n = sizes
+    plain = [random((m, k), torch.complex64, rng), random((k, n), torch.complex64, rng)]
+    operands = [
+        (torch._neg_view(x) if "neg" in view else x).conj() if "conj" in view else torch._neg_view(x) if view else x
+        for x, view in zip(plain, views, strict=True)
+    ]
+    assert [x.is_conj() for x in operands] == ["conj" in view for view in views]
+    seen = handed_over(monkeypatch)
+    out = matmul(*operands)
+    check(out, *operands)
+    assert not out.is_conj()
+    for x, view, address in zip(plain, views, seen[0][1:3], strict=True):
+        assert (x.data_ptr() == address) == ("neg" not in view)
+    check(matmul(operands[0].conj(), operands[1]), operands[0].conj(), operands[1])
+
+
+def test_matmul_reads_negated_views(monkeypatch: pytest.MonkeyPatch, rng: torch.Generator) -> None:
+    whole = torch.complex(random((3, 4), torch.float32, rng), random((3, 4), torch.float32, rng))
+    lazy = whole.conj().imag
     assert lazy.is_neg()
     other = random((4, 5), torch.float32, rng)
+    seen = handed_over(monkeypatch)
     check(matmul(lazy, other), lazy.resolve_neg(), other)
+    assert seen[0][1] == whole.imag.data_ptr()
+    check(matmul(lazy, torch._neg_view(other)), lazy.resolve_neg(), -other)
 
 
 # ---- beyond 32 bits ----
@@ -581,6 +678,16 @@ def test_matmul_gradients_to_second_order(
     assert gradgradcheck(matmul, (input, other), fast_mode=True)
 
 
+@pytest.mark.parametrize(
+    "name", ["dot", "matrix and vector", "a tile and a bit of everything", "broadcast both ways", "left is one matrix"]
+)
+def test_matmul_complex_gradients_to_second_order(name: str, rng: torch.Generator) -> None:
+    input, other = (random(shape, torch.complex128, rng).requires_grad_() for shape in SHAPES[name])
+    for function in (matmul, lambda a, b: matmul(a.conj(), b), lambda a, b: matmul(a, b.conj()).conj()):
+        assert gradcheck(function, (input, other), fast_mode=True)
+        assert gradgradcheck(function, (input, other), fast_mode=True)
+
+
 @pytest.mark.parametrize("wanted", [(True, False), (False, True)])
 def test_matmul_makes_only_the_gradients_that_are_wanted(wanted: tuple[bool, bool], rng: torch.Generator) -> None:
     input, other = random((3, 4), torch.float32, rng), random((4, 5), torch.float32, rng)
@@ -646,6 +753,39 @@ def test_matmul_gradient_refuses_operands_changed_in_place(rng: torch.Generator)
 def test_matmul_passes_opcheck(name: str, requires_grad: bool, rng: torch.Generator) -> None:
     operands = tuple(random(shape, torch.float32, rng).requires_grad_(requires_grad) for shape in SHAPES[name])
     torch.library.opcheck(OP, operands)
+
+
+@NON_LEAF
+@TORCH_SCRIPT
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.bfloat16, torch.int8], ids=str)
+def test_matmul_passes_opcheck_in_other_dtypes(dtype: torch.dtype, rng: torch.Generator) -> None:
+    operands = [random(shape, dtype, rng).requires_grad_(dtype != torch.int8) for shape in SHAPES["batch"]]
+    torch.library.opcheck(OP, (operands[0], operands[1]))
+    if dtype.is_complex:
+        torch.library.opcheck(OP, (operands[0].conj(), operands[1]))
+
+
+@pytest.mark.parametrize("product", [matmul, OP], ids=("function", "op"))
+def test_matmul_under_autocast(product: Callable[..., torch.Tensor], rng: torch.Generator) -> None:
+    """Cast as torch's own: floats to the lower precision, but for float64; gradients in the operands' dtype."""
+    for dtypes in (
+        (torch.float32, torch.float32),
+        (torch.float32, torch.bfloat16),
+        (torch.float64, torch.float64),
+        (torch.int32, torch.int32),
+        (torch.complex64, torch.complex64),
+    ):
+        input, other = random((3, 4), dtypes[0], rng), random((4, 5), dtypes[1], rng)
+        with torch.autocast("cpu", torch.bfloat16):
+            out, theirs = product(input, other), torch.matmul(input, other)
+        assert out.dtype == theirs.dtype
+        check(out, input.to(out.dtype), other.to(out.dtype))
+    weight = random((4, 5), torch.float32, rng).requires_grad_()
+    with torch.autocast("cpu", torch.float16):
+        out = product(random((3, 4), torch.float32, rng), weight)
+    assert out.dtype == torch.float16
+    (gradient,) = torch.autograd.grad(out.sum(), weight)
+    assert gradient.dtype == torch.float32
 
 
 def test_matmul_compiles_without_a_graph_break(rng: torch.Generator) -> None:
