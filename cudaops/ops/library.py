@@ -100,7 +100,9 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 def plain(*tensors: torch.Tensor | None) -> bool:
     """Whether a call may go to its kernel directly, because nothing that the dispatcher does is wanted: no gradient, no
-    subclass, mode, transform, cast, trace, or view to resolve. The dispatcher takes more time than all else that is done before a launch.
+    subclass, mode, transform, cast, trace, or view to resolve.
+
+    The dispatcher takes more time than all else that is done before a launch.
     """
     if (
         torch.compiler.is_compiling()  # first: what traces this does not look at the rest
