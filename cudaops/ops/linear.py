@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from cudaops.launch import arch_of, launch, spec_of
+from cudaops.launch import arch_of, spec_of
 from cudaops.ops import library
 from cudaops.ops.matmul import (
     few_batch_dims,
@@ -17,8 +17,9 @@ from cudaops.ops.matmul import (
     gradient_of_right,
     matmul,
     matmul_batched,
+    run,
 )
-from cudaops.ops.matmul_plan import plan_matmul
+from cudaops.ops.matmul_plan import Product, plan_matmul, plan_product
 from cudaops.ops.matmul_problem import result_shape
 from cudaops.plan import Plan, TensorSpec
 
@@ -158,17 +159,20 @@ def plan_linear(
 ) -> Plan:
     """Plan one launch: tensors (out, input, weight, bias, residual). Arguments and errors as `plan_matmul`'s, weight as
     `linear`'s."""
-    turned = TensorSpec(weight.shape[::-1], weight.strides[::-1], weight.dtype, weight.alignment)
     return plan_matmul(
-        input, turned, bias, residual, arch=arch, activation=activation, tf32=tf32, config=config, op="linear"
+        input, _turned(weight), bias, residual, arch=arch, activation=activation, tf32=tf32, config=config, op="linear"
     )
+
+
+def _turned(weight: TensorSpec) -> TensorSpec:
+    return TensorSpec(weight.shape[::-1], weight.strides[::-1], weight.dtype, weight.alignment)
 
 
 # ---- run ----
 
 
 _MOST_KNOWN = 4096
-_known: dict[tuple[Any, ...], tuple[tuple[int, ...], Plan]] = {}  # the result's shape, for what one launch does
+_known: dict[tuple[Any, ...], tuple[tuple[int, ...], Product]] = {}  # the result's shape, for what one launch does
 
 
 def _kernel(
@@ -194,14 +198,18 @@ def _kernel(
         fewer = few_batch_dims(input, weight)
         if fewer[0] is not input:
             return _kernel(*fewer, bias, residual, activation=activation)
-        specs = (None if x is None else spec_of(x) for x in (input, weight, bias, residual))
-        known = shape, plan_linear(*specs, arch=arch, activation=activation, tf32=tf32)  # type: ignore[arg-type]
+        extras = [None if x is None else spec_of(x) for x in (bias, residual)]
+        turned = _turned(spec_of(weight))
+        known = (
+            shape,
+            plan_product(spec_of(input), turned, *extras, arch=arch, activation=activation, tf32=tf32, op="linear"),
+        )
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
         _known[key] = known
-    shape, plan = known
+    shape, product = known
     out = torch.empty(shape, dtype=input.dtype, device=input.device)
-    launch(plan, (out, input, weight, *(out if extra is None else extra for extra in (bias, residual))))
+    run(product, out, input, weight, bias, residual)
     return out
 
 

@@ -10,9 +10,9 @@ import torch
 from cudaops.launch import arch_of, launch, spec_of
 from cudaops.ops import library
 from cudaops.ops.matmul_configs import MATMUL_CONFIGS
-from cudaops.ops.matmul_plan import plan_matmul
+from cudaops.ops.matmul_plan import Product, plan_matmul, plan_product
 from cudaops.ops.matmul_problem import MAX_BATCH_DIMS, problem_of, result_shape
-from cudaops.plan import Plan, TensorSpec
+from cudaops.plan import TensorSpec
 
 __all__ = ["MATMUL_CONFIGS", "matmul", "plan_matmul"]
 
@@ -48,7 +48,7 @@ def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 _MOST_KNOWN = 4096
-_known: dict[tuple[Any, ...], tuple[tuple[int, ...], Plan | None]] = {}  # result's shape; None: nothing to add up
+_known: dict[tuple[Any, ...], tuple[tuple[int, ...], Product | None]] = {}  # result's shape; None: nothing to add up
 
 
 def _kernel(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -67,23 +67,42 @@ def _kernel(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
                 _known.clear()
             _known[key] = known
         input, other = fewer
-    shape, plan = known
+    shape, product = known
     out = torch.empty(shape, dtype=input.dtype, device=input.device)
-    if plan is None:
+    if product is None:
         return out.zero_()
-    launch(plan, (out, input, other, out, out))
+    run(product, out, input, other)
     return out
+
+
+def run(
+    product: Product,
+    out: torch.Tensor,
+    input: torch.Tensor,
+    other: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+) -> None:
+    """Launch what makes a product."""
+    bias, residual = out if bias is None else bias, out if residual is None else residual
+    if product.workspace is None:
+        launch(product.launches[0], (out, input, other, bias, residual))
+        return
+    dtype, count = product.workspace
+    parts = torch.empty(count, dtype=getattr(torch, dtype), device=out.device)
+    launch(product.launches[0], (parts, input, other, parts, parts))
+    launch(product.launches[1], (out, parts, bias, residual))
 
 
 def _planned(
     input: TensorSpec, other: TensorSpec, arch: str, conjugate: tuple[bool, bool], negative: bool, tf32: bool
-) -> tuple[tuple[int, ...], Plan | None]:
+) -> tuple[tuple[int, ...], Product | None]:
     """The result's shape, and the plan unless there is nothing to add up."""
     shape = result_shape(input.shape, other.shape)
     if 0 in shape or input.shape[-1] == 0:
         return shape, None
     alpha = -1 if negative else 1
-    return shape, plan_matmul(input, other, arch=arch, conjugate=conjugate, alpha=alpha, tf32=tf32)
+    return shape, plan_product(input, other, arch=arch, conjugate=conjugate, alpha=alpha, tf32=tf32)
 
 
 def _without_views(

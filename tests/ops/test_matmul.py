@@ -558,8 +558,8 @@ def test_matmul_plan_suits_the_shape(arch: str) -> None:
 def test_matmul_plan_folds_and_merges_batches() -> None:
     def sizes(input: torch.Tensor, other: torch.Tensor) -> dict[str, int]:
         plan = planned(input, other)
-        names = ("batch1", "batch2", "batches", "M", "N", "K")
-        return dict(zip(names, plan.scalars[-8:-2], strict=True))  # type: ignore[arg-type]
+        names = ("batch1", "batch2", "batches", "M", "N", "K")  # k_total, alpha and beta come after
+        return dict(zip(names, plan.scalars[-9:-3], strict=True))  # type: ignore[arg-type]
 
     empty = torch.empty
     rows_folded = sizes(empty(2, 3, 5, 7), empty(7, 400))
