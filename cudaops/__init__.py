@@ -6,6 +6,7 @@ Neither CuPy nor LLVM is loaded here: they come with the first kernel.
 from cudaops import cache
 from cudaops.emulator import emulation, sanitize
 from cudaops.errors import CompileError, CudaopsError, EmulatorError, LaunchError, SanitizerError, UnsupportedError
+from cudaops.explain import explain
 from cudaops.info import info, is_available
 from cudaops.interop import to_cupy, to_torch
 from cudaops.kernel import RawKernel, RawModule
@@ -31,6 +32,7 @@ __all__ = [
     "cpu",
     "cuda",
     "emulation",
+    "explain",
     "info",
     "is_available",
     "linear",

@@ -1,4 +1,4 @@
-"""The command line: `cudaops info | demo ...`."""
+"""The command line: `cudaops info | explain | demo ...`."""
 
 from __future__ import annotations
 
@@ -49,6 +49,29 @@ def top(
 def info(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
     """What is installed and what can run: torch, CuPy, NVRTC, driver, GPUs or why there is none, cache, emulator."""
     found = cudaops.info()
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=2))
+    else:
+        Console().print(found)
+
+
+@app.command()
+def explain(
+    op: Annotated[str, typer.Argument(help="matmul or linear.")],
+    shapes: Annotated[list[str], typer.Argument(help="Sizes of each tensor, as in 1024x512.")],
+    dtype: Annotated[str, typer.Option(help="torch's name, or tf32.")] = "float32",
+    arch: Annotated[str | None, typer.Option(help="As in sm_90; by default the GPU's, or the emulator's.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """What an op would launch for these shapes, and why: kernel, tile, grid, occupancy, registers, bound."""
+    try:
+        sizes = [tuple(int(size) for size in shape.split("x")) for shape in shapes]
+    except ValueError:
+        raise ValueError(f"a shape is sizes with x between, as in 1024x512; got {' '.join(shapes)}") from None
+    try:
+        found = cudaops.explain(op, *sizes, dtype=dtype, arch=arch)
+    except RuntimeError as error:  # torch's kind: the shapes do not fit together
+        raise ValueError(str(error)) from None
     if as_json:
         print(json.dumps(found.as_dict(), indent=2))
     else:

@@ -20,6 +20,7 @@ MAX_BLOCK: Dim3 = (1024, 1024, 64)
 MAX_THREADS = 1024
 REGISTERS_PER_SM = 65_536
 REGISTER_UNIT = 256  # registers are handed out to a warp in this unit
+_SMEM_UNIT = 128  # bytes of shared memory, to a block
 SMEM_WITHOUT_OPT_IN = 48 * 1024
 
 
@@ -290,10 +291,26 @@ class Resources(Protocol):
 
 def threads_by_registers(registers: int) -> int:
     """The largest block that `registers` a thread allow: whole warps, each given registers in units of 256."""
-    if registers <= 0:
-        return MAX_THREADS
-    per_warp = -(-registers * 32 // REGISTER_UNIT) * REGISTER_UNIT
-    return min(MAX_THREADS, REGISTERS_PER_SM // per_warp * 32)
+    return min(MAX_THREADS, _warps_by_registers(registers) * 32)
+
+
+def _warps_by_registers(registers: int) -> int:
+    """Warps of an SM."""
+    per_warp = -(-max(registers, 1) * 32 // REGISTER_UNIT) * REGISTER_UNIT
+    return REGISTERS_PER_SM // per_warp
+
+
+def blocks_per_sm(config: LaunchConfig, entry: Resources, arch: str) -> int:
+    """How many blocks an SM of `arch` holds at once; 0: it cannot be launched."""
+    limits = limits_of(arch)
+    warps = -(-config.threads // 32)
+    smem = -(-(entry.smem_bytes + config.smem_bytes) // _SMEM_UNIT) * _SMEM_UNIT + limits.smem_reserved
+    return min(
+        limits.blocks_per_sm,
+        limits.threads_per_sm // 32 // warps,
+        _warps_by_registers(entry.registers) // warps,
+        limits.smem_per_sm // max(smem, 1),
+    )
 
 
 def check_limits(config: LaunchConfig, entry: Resources, arch: str) -> None:

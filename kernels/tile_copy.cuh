@@ -42,8 +42,8 @@ struct TileCopy {
     static constexpr int LINES_AT_ONCE = TURNED ? AT_ONCE : 1;
     static constexpr int PIECES = LINE * (SLOW / LINES_AT_ONCE), COUNT = (PIECES + Threads - 1) / Threads;
     // Unrolled, what stays the same from tile to tile is kept in registers, which many pieces would use up; and turning
-    // bytes takes many by itself.
-    static constexpr int UNROLL = TURNED && SIZE == 1 ? 1 : COUNT <= 8 ? COUNT : 4;
+    // takes many by itself.
+    static constexpr int UNROLL = TURNED ? 1 : COUNT <= 8 ? COUNT : 4;
     static_assert(PIECES % Threads == 0 || PIECES < Threads, "every thread has as many pieces, or one at most");
     static_assert(Threads % LINE == 0 || LINE % Threads == 0, "threads must tile the lines");
 

@@ -35,6 +35,19 @@ def test_info_as_json_is_the_same_as_the_functions() -> None:
     assert json.loads(done.output)["torch"] == torch.__version__
 
 
+def test_explain_prints_a_table_and_json() -> None:
+    command = ("explain", "matmul", "64x32", "32x48", "--dtype", "float16", "--arch", "sm_90")
+    done = run(*command)
+    assert done.exit_code == 0
+    assert "matmul 64x32 32x48 in float16, on sm_90" in done.output
+    done = run(*command, "--json")
+    assert json.loads(done.output)["kernel"] == "matmul_mma"
+    for wrong, why in (("64xx32", "a shape is sizes with x between"), ("64x31", r"cannot be multiplied")):
+        done = run("explain", "matmul", wrong, "32x48")
+        assert done.exit_code == 1
+        assert why in str(done.exception)
+
+
 def test_version() -> None:
     assert run("--version").output.strip() == cudaops.__version__
 

@@ -41,6 +41,7 @@ PUBLIC = {
     "cpu",
     "cuda",
     "emulation",
+    "explain",
     "info",
     "is_available",
     "linear",

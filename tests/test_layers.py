@@ -19,7 +19,7 @@ LEVELS = [
     {"launch_cupy"},
     {"launch"},
     {"kernel", "ops", "info"},
-    {"nn"},
+    {"explain", "nn"},
     {"warmup", "tune", "demos", "bench"},
     {"cli"},
 ]

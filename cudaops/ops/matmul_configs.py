@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cudaops.plan import SMEM_WITHOUT_OPT_IN
+from cudaops.plan import SMEM_WITHOUT_OPT_IN, limits_of
 
 LANES = 32
 PACK_BYTES = 16  # the widest load of a thread
@@ -76,11 +76,14 @@ class MatmulConfig:
         return max(1, _RUN_BYTES // itemsize)
 
 
-# "128x256" is the fastest where there is work for every SM: 16x8 outputs a thread need 6 shared loads of 16 bytes for
-# 128 multiply-adds, which GPUs with 128 FP32 lanes an SM need to keep them all busy. The others give up some of that
-# for more blocks. All span rows with a warp; a product with a short n is done transposed instead (SWAP).
+# All span rows with a warp. Of A it then reads one address at a time, which shared memory sends to all lanes at once,
+# so that "128x256" with 16x8 outputs a thread and "128x128" with 32x4 both take 12 turns of shared memory for 128
+# multiply-adds: what GPUs with 128 FP32 lanes an SM need to keep them all busy. "128x128" holds two blocks an SM, for
+# outputs that do not fill it otherwise; the others give up more for more blocks. A product with a short n is done
+# transposed instead (SWAP).
 MATMUL_CONFIGS = (
     MatmulConfig("128x256", 128, 256, 8, 16, 8, 32, 1, 1.0),
+    MatmulConfig("128x128", 128, 128, 8, 32, 4, 32, 2, 0.95),
     MatmulConfig("64x128", 64, 128, 8, 16, 4, 32, 2, 0.9),
     MatmulConfig("32x128", 32, 128, 8, 8, 4, 32, 4, 0.65),
     MatmulConfig("16x128", 16, 128, 8, 4, 4, 32, 4, 0.4),
@@ -151,6 +154,11 @@ class MmaConfig:
     def smem_bytes(self) -> int:
         """Dynamic shared memory."""
         return self.stages * (self.bm + self.bn) * _ROW_BYTES
+
+    def blocks_per_sm_on(self, arch: str) -> int:
+        """Occupancy intended on `arch`, whose shared memory may hold fewer blocks."""
+        limits = limits_of(arch)
+        return min(self.blocks_per_sm, limits.smem_per_sm // (self.smem_bytes + limits.smem_reserved))
 
 
 # All keep to 48 KB a block but the largest two, so that GPUs with 100 KB an SM hold two of them. A block of one warp

@@ -107,7 +107,7 @@ def check(
     if activation is not None:
         activate, lipschitz = ACTIVATIONS[activation]
         before = expected
-        expected = activate(torch.from_numpy(before.astype(numpy.float64))).numpy()
+        expected = activate(torch.from_numpy(numpy.asarray(before, numpy.float64))).numpy()
         bound = lipschitz * bound
         if activation != "relu":
             bound = bound + _ACTIVATION_ULP * eps * (abs(before) + 1)

@@ -21,13 +21,11 @@ from cudaops.ops.matmul import matmul, plan_matmul
 from cudaops.ops.matmul_configs import MATMUL_CONFIGS, MatmulConfig, is_legal
 from cudaops.plan import (
     DTYPES,
-    REGISTER_UNIT,
-    REGISTERS_PER_SM,
     LaunchConfig,
     Plan,
     TensorSpec,
+    blocks_per_sm,
     check_limits,
-    limits_of,
 )
 from tests.ops.matmul_reference import check, check_special, matrix, random
 
@@ -475,10 +473,10 @@ def test_matmul_illegal_configurations(change: dict[str, int], why: str) -> None
     assert not is_legal(replace(base, **change), 4)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ARCHS[1:])])
 @pytest.mark.parametrize("config", MATMUL_CONFIGS, ids=lambda config: config.name)
-def test_matmul_gates(config: MatmulConfig, arch: str) -> None:
-    """No spill, no stack, the occupancy stated, and what the main loop is made of."""
+def test_matmul_main_loop(config: MatmulConfig) -> None:
+    """What it is made of in PTX, within what a block may use. (Machine code: tests/kernels/test_gates.py.)"""
+    arch = "sm_80"
     for dtype, left, right in itertools.product(("float32", "float64"), ("rows", "columns"), ("rows", "columns")):
         itemsize = DTYPES[dtype].itemsize
         if not is_legal(config, itemsize) or (dtype == "float64" and left != right):
@@ -490,17 +488,11 @@ def test_matmul_gates(config: MatmulConfig, arch: str) -> None:
             config=config.name,
         )
         compiled = compile_kernel(plan.source, arch)
-        entry, limits = compiled.entry, limits_of(arch)
+        entry = compiled.entry
         assert entry.spill_bytes == entry.stack_bytes == 0, plan.reason
         assert entry.max_threads == config.threads
         check_limits(plan.config, entry, arch)
-        registers_per_warp = -(-entry.registers * 32 // REGISTER_UNIT) * REGISTER_UNIT
-        resident = min(
-            REGISTERS_PER_SM // (registers_per_warp * config.threads // 32),
-            limits.smem_per_sm // (entry.smem_bytes + limits.smem_reserved),
-            limits.threads_per_sm // config.threads,
-        )
-        assert resident >= config.blocks_per_sm_at(itemsize), plan.reason
+        assert blocks_per_sm(plan.config, entry, arch) >= config.blocks_per_sm_at(itemsize), plan.reason
         body = compiled.ptx[compiled.ptx.index(".entry") :]
         name = {"float32": "fma.rn.f32", "float64": "fma.rn.f64"}[dtype]
         steps = min(config.bk_at(itemsize), 4 if config.tm * config.tn >= 128 else 8)
@@ -509,22 +501,6 @@ def test_matmul_gates(config: MatmulConfig, arch: str) -> None:
         # a step reads its rows of A 16 bytes at a time, of B 8
         assert len(loads) == steps * (config.tm * itemsize // 16 + config.tn * itemsize // 8)
         assert itemsize == 8 or all(load.startswith("ld.shared.v") for load in loads)
-
-
-@pytest.mark.parametrize("arch", ["sm_80", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ARCHS[1:])])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("right", ["rows", "columns"])
-def test_matmul_of_few_rows_gates(right: str, dtype: str, arch: str) -> None:
-    for rows, k in itertools.product((1, 4, 8), (128, 4096)):
-        left = TensorSpec((rows, k), (k, 1), dtype, 16)
-        plan = plan_matmul(
-            left, TensorSpec((k, 20_000), (20_000, 1) if right == "rows" else (1, k), dtype, 16), arch=arch
-        )
-        few = plan_matmul(left, TensorSpec((k, 64), (64, 1) if right == "rows" else (1, k), dtype, 16), arch=arch)
-        for each in (plan, few):
-            entry = compile_kernel(each.source, arch).entry
-            assert entry.spill_bytes == entry.stack_bytes == 0, each
-            check_limits(each.config, entry, arch)
 
 
 def test_matmul_largest_tile_multiplies_16_times_for_each_shared_load() -> None:

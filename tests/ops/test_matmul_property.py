@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import cudaops
@@ -78,7 +78,8 @@ def compare_linear(data: st.DataObject, rng: torch.Generator) -> None:
     check(out, input, turned, *added, activation=activation)
 
 
-QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+# A failure is not made smaller: each try may compile a kernel.
+QUIET: Any = {"deadline": None, "suppress_health_check": list(HealthCheck), "phases": (Phase.generate,)}
 
 
 @given(data=st.data())
