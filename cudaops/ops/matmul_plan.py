@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from cudaops.errors import LaunchError, UnsupportedError
 from cudaops.ops.matmul_configs import (
+    BATCHED,
     MATMUL_CONFIGS,
     MMA_CONFIGS,
     MMA_MULTIPLY,
@@ -18,6 +19,7 @@ from cudaops.ops.matmul_configs import (
     MatmulConfig,
     MmaConfig,
     SkinnyConfig,
+    batched_config,
     is_legal,
     skinny_config,
 )
@@ -73,7 +75,7 @@ def plan_matmul(
         conjugate: of input, of other: multiply by the complex conjugate.
         out: `'int32'` for a product of int8 or uint8 that is not cut to its operands' type.
         tf32: float32 may be read as tf32.
-        config: the name of one of MATMUL_CONFIGS or MMA_CONFIGS, or `'skinny'`; None chooses.
+        config: the name of one of MATMUL_CONFIGS or MMA_CONFIGS, `'skinny'`, `'batched'`; None chooses.
         op: the name the plan goes by.
 
     Raises:
@@ -154,7 +156,7 @@ def plan_product(
 
 def _parts(problem: Problem, whole: Plan, itemsize: int, sms: int) -> tuple[int, int]:
     """(parts of the sum, k of each but the last)"""
-    if whole.source.entry == "matmul_skinny" or len(problem.sizes) == MAX_BATCH_DIMS:
+    if whole.source.entry in ("matmul_skinny", "matmul_batched") or len(problem.sizes) == MAX_BATCH_DIMS:
         return 1, problem.k
     outputs = problem.a.outer * problem.b.outer * problem.batches
     parts = min(sms // whole.config.blocks, problem.k // _LEAST_PART, _MOST_WORKSPACE // (outputs * itemsize))
@@ -234,7 +236,7 @@ def _choose(problem: Problem, how: _How) -> _Launch:
     launch: _Launch | None
     if how.out == how.dtype or problem.k_total:
         worth = how.config is not None or problem.a.outer * problem.b.outer * problem.extent >= _MMA_WORK
-        launch = _skinny(problem, dtype, sms, how.config) if not problem.k_total else None
+        launch = None if problem.k_total else _skinny(problem, dtype, sms, how.config) or _batched(problem, dtype, how)
         launch = launch or (_mma(problem, how) if worth else None)
         return launch or _tiled(problem, dtype, sms, how.config, how.op)
     launch = _mma(problem, how) if how.out == "int32" else None
@@ -259,7 +261,7 @@ def _plan(launch: _Launch, how: _How, finish: _Finish) -> Plan:
     if not mma:
         first, second = how.conjugate[::-1] if launch.swap else how.conjugate
         defines |= {"A_CONJ": int(first), "B_CONJ": int(second), "SWAP": int(launch.swap)}
-    tiled = launch.entry != "matmul_skinny"
+    tiled = launch.entry in ("matmul_simt", "matmul_mma")
     if tiled:
         defines |= {"OUTPUT": DTYPES[how.out].ctype, "SPLIT": int(problem.k_total > 0)}
     scalars = problem.scalars(finish.bias_stride, c_n=not mma, k_total=tiled)
@@ -434,6 +436,43 @@ def _cost(config: MatmulConfig | MmaConfig, problem: Problem, sms: int) -> tuple
     blocks = _tiles(config, problem)
     rounds = -(-blocks // sms)
     return rounds * config.bm * config.bn / config.speed, blocks * config.bm * config.bn
+
+
+# ---- many small matrices ----
+
+_SMALL_FOR_MMA = 32  # rows and columns beyond which a tensor core's smallest tile is filled well enough
+_LEAST_BATCHES = 8  # fewer are a few tiles, whatever is done
+
+
+def _batched(problem: Problem, dtype: DType, how: _How) -> _Launch | None:
+    """The launch of matmul_batched, where a matrix would leave most of a tile empty."""
+    if how.config not in (None, BATCHED) or (how.config is None and problem.batches < _LEAST_BATCHES):
+        return None
+    config = batched_config(problem.a.outer, problem.b.outer, dtype.computed)
+    if config is None:
+        return None
+    if how.config is None and min(problem.a.outer, problem.b.outer) > _SMALL_FOR_MMA and _mma(problem, how) is not None:
+        return None
+    loads = [_load(x, problem.k, config.tile, dtype.itemsize) for x in (problem.a, problem.b)]
+    return _Launch(
+        entry="matmul_batched",
+        problem=problem,
+        swap=False,
+        blocks=-(-problem.batches // config.matrices),
+        threads=config.threads,
+        defines={
+            "TILE": config.tile,
+            "THREADS_M": config.threads_m,
+            "THREADS_N": config.threads_n,
+            "MATRICES": config.matrices,
+            "A_K_FAST": int(loads[0].k_fast),
+            "A_WIDTH": loads[0].width,
+            "B_K_FAST": int(loads[1].k_fast),
+            "B_WIDTH": loads[1].width,
+        },
+        reason=f"{config.matrices} matrices a block, {config.tile}x{config.tile} outputs a thread, a {loads[0]}, "
+        f"b {loads[1]}",
+    )
 
 
 # ---- few rows ----

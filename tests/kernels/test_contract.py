@@ -159,6 +159,12 @@ def conv_plans() -> Iterator[Plan]:
     yield from plan_conv2d(*deep, False, (1, 1), (1, 1, 1, 1), (1, 1), 1, "", ARCH).launches
 
 
+def batched_plans() -> Iterator[Plan]:
+    for dtype in DTYPES:
+        yield plan_matmul(spec(20, 4, 8, dtype=dtype), spec(20, 8, 12, dtype=dtype), arch=ARCH, config="batched")
+    yield plan_matmul(spec(50, 60, 7), spec(50, 7, 64, transposed=True), arch=ARCH)
+
+
 def split_sum_plans() -> Iterator[Plan]:
     for dtype in DTYPES:
         left, right = spec(2, 30, 4000, dtype=dtype), spec(2, 4000, 40, dtype=dtype)
@@ -172,6 +178,7 @@ PLANS: dict[str, Callable[[], Iterator[Plan]]] = {
     "matmul_mma.cu": mma_plans,
     "matmul_skinny.cu": skinny_plans,
     "matmul_split_sum.cu": split_sum_plans,
+    "matmul_batched.cu": batched_plans,
     "conv_implicit_gemm.cu": lambda: (plan for plan in conv_plans() if plan.source.file == "conv_implicit_gemm.cu"),
     "conv_split_sum.cu": lambda: (plan for plan in conv_plans() if plan.source.file == "conv_split_sum.cu"),
 }
