@@ -467,8 +467,9 @@ class Prepared:
             _idle_workers.extend(workers)
 
     def _threads(self, threads: int) -> int:
+        """At most `threads`: fewer if the work is short, unless blocks may wait for each other."""
         count = min(threads, self.blocks)
-        if count > 1 and self.block_seconds is not None:
+        if count > 1 and self.block_seconds is not None and not self.code.info.waits:
             count = min(count, 1 + int(self.block_seconds * self.blocks / SECOND_THREAD_SECONDS))
         return max(count, 1)
 
@@ -492,7 +493,7 @@ def _raise_findings(place: Place, log: memoryview, faults: Sequence[Record]) -> 
     if not found:
         return
     findings = [place.finding(record) for record in found]
-    shown = "\n".join(f"  {f.check}: {f.message}" for f in findings[:10])
+    shown = "\n".join("  " + f"{f.check}: {f.message}".removeprefix(": ") for f in findings[:10])
     more = f"\n  and {len(findings) - 10} more in .findings" if len(findings) > 10 else ""
     raise SanitizerError(f"{place.kernel}: {len(findings)} findings of the sanitizer\n{shown}{more}", findings)
 

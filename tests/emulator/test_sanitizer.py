@@ -773,6 +773,42 @@ def test_last_block_done_without_a_fence_is_a_race() -> None:
     assert [(f.check, f.line, f.argument) for f in found] == [("racecheck", line_of(source, BAD), "part")]
 
 
+def test_a_release_orders_like_a_fence() -> None:
+    kernel = harness.cuda("""
+    __global__ void k(int *flag, int *data, int *out) {
+        int t = threadIdx.x, v;
+        if (blockIdx.x == 0) {
+            data[t] = 3 * t;
+            __syncthreads();
+            if (t == 0) asm volatile("st.release.gpu.b32 [%0], 1;" :: "l"(flag) : "memory");
+        } else {
+            if (t == 0) do asm volatile("ld.acquire.gpu.b32 %0, [%1];" : "=r"(v) : "l"(flag) : "memory"); while (!v);
+            __syncthreads();
+            out[t] = data[t];
+        }
+    }""")
+    out = np.zeros(64, np.int32)
+    assert not findings_of(kernel, 2, 64, np.zeros(1, np.int32), np.zeros(64, np.int32), out)
+    np.testing.assert_array_equal(out, 3 * np.arange(64))
+
+
+def test_a_volatile_flag_in_shared_memory_that_lanes_poll_is_no_race() -> None:
+    kernel = harness.cuda("""
+    __global__ void k(int *out) {
+        __shared__ volatile int turn;
+        __shared__ int sum;
+        int t = threadIdx.x;
+        if (t == 0) { turn = 0; sum = 0; }
+        __syncthreads();
+        bool done = false;
+        while (!done)
+            if (turn == t) { sum += t; out[t] = sum; __threadfence_block(); turn = t + 1; done = true; }
+    }""")
+    out = np.zeros(40, np.int32)
+    assert not findings_of(kernel, 1, 40, out)
+    np.testing.assert_array_equal(out, np.cumsum(np.arange(40)))
+
+
 def test_chars_of_one_word_overlapping_are_a_race() -> None:
     source = """__global__ void k(float* o, const float* x) {
         __shared__ unsigned char s[256];
