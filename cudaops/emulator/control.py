@@ -186,6 +186,7 @@ class Flow:
             ins.base == "ld" and "volatile" in ins.parts and "global" not in ins.parts
             for wait in self.waits.values() for b in wait.blocks for ins in self.blocks[b].instructions
         )  # fmt: skip
+        self.compared = self._compared()
         self.divergent: frozenset[int] = frozenset()  # as last given to `masked`
 
     # -- graph ----------------------------------------------------------------------------------------------------
@@ -292,6 +293,17 @@ class Flow:
                 only_looks = not any(ins.base in ("st", "red", "bar", "barrier", "cp") or _counts(ins) for ins in code)
                 found[header] = Waiting(frozenset(blocks), next(filter(observes, code)), only_looks)
         return found
+
+    def _compared(self) -> frozenset[str]:
+        """Registers that a compare-and-swap compares with, and those that are moved there."""
+        code = [ins for b in self.reachable for ins in self.blocks[b].instructions]
+        found = {r.name for i in code if i.base == "atom" and "cas" in i.parts for r in registers_in(i.operands[2])}
+        while True:
+            moves = (i for i in code if i.base == "mov" and any(r.name in found for r in results(i)))
+            more = {r.name for i in moves for r in sources(i)}
+            if more <= found:
+                return frozenset(found)
+            found |= more
 
     def _loop(self, header: int, last: set[int]) -> set[int]:
         """The natural loop of the back edges from `last` to `header`."""

@@ -492,7 +492,7 @@ def _raise_findings(place: Place, log: memoryview, faults: Sequence[Record]) -> 
     found = sanitizer.first_of_each([*sanitizer.records(log), *faults])
     if not found:
         return
-    findings = [place.finding(record) for record in found]
+    findings = list({f.message: f for f in map(place.finding, found)}.values())  # copies of one line are one
     shown = "\n".join("  " + f"{f.check}: {f.message}".removeprefix(": ") for f in findings[:10])
     more = f"\n  and {len(findings) - 10} more in .findings" if len(findings) > 10 else ""
     raise SanitizerError(f"{place.kernel}: {len(findings)} findings of the sanitizer\n{shown}{more}", findings)

@@ -552,7 +552,7 @@ DEADLOCKS = {
         while (blockIdx.x == 0 && x[0] == 0)
             ;
         x[0] = 1;
-    }""", "in the loop of"),
+    }""", "in the loop of ld.*: let none wait for a later one"),
 }  # fmt: skip
 
 

@@ -809,6 +809,36 @@ def test_a_volatile_flag_in_shared_memory_that_lanes_poll_is_no_race() -> None:
     np.testing.assert_array_equal(out, np.cumsum(np.arange(40)))
 
 
+def test_a_plain_load_before_a_compare_and_swap_is_no_race() -> None:
+    """As the CUDA programming guide writes atomics of one's own."""
+    kernel = harness.cuda("""
+    struct Pair { int n; float v; };
+    __device__ void add(float *at, float v) {
+        int *p = (int *)at, old = *p, assumed;
+        do {
+            assumed = old;
+            old = atomicCAS(p, assumed, __float_as_int(v + __int_as_float(assumed)));
+        } while (assumed != old);
+    }
+    __global__ void k(float *x, Pair *pairs) {
+        __shared__ float s;
+        __shared__ unsigned short count;
+        int t = threadIdx.x;
+        if (t == 0) { s = 0; count = 0; }
+        __syncthreads();
+        add(&s, 1);
+        unsigned short old = count, assumed;
+        do { assumed = old; old = atomicCAS(&count, assumed, (unsigned short)(assumed + 1)); } while (assumed != old);
+        add(&pairs[t % 2].v, 2);
+        __syncthreads();
+        if (t == 0) add(x, s + count);
+    }""")
+    x, pairs = np.zeros(1, np.float32), np.zeros(4, np.float32)
+    assert not findings_of(kernel, 3, 66, x, pairs)
+    assert x[0] == 3 * 2 * 66
+    np.testing.assert_array_equal(pairs, [0, 198, 0, 198])
+
+
 def test_chars_of_one_word_overlapping_are_a_race() -> None:
     source = """__global__ void k(float* o, const float* x) {
         __shared__ unsigned char s[256];

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cudaops.emulator import native, sanitizer
+from cudaops.emulator.control import results
 from cudaops.emulator.isa.integer import BITS, INTS
 from cudaops.emulator.isa.table import rule
 from cudaops.emulator.lanes import Lanes
@@ -118,8 +119,11 @@ def _is_strong(g: Codegen, ins: Instruction) -> bool:
     """Whether it may meet another thread's access without a race (PTX ISA, "Memory consistency model").
 
     Flags between blocks are often volatile only. In shared memory volatile is what one writes who forgot __syncwarp,
-    but for kernels that wait in a loop for what they read so.
+    but for kernels that wait in a loop for what they read so. A plain load of what is then compared and swapped is how
+    the CUDA programming guide writes an atomic: the swap finds out whether it is still right.
     """
+    if any(r.name in g.flow.compared for r in results(ins)):
+        return True
     if "volatile" in ins.parts:
         return "global" in ins.parts or g.flow.polls_volatile
     return bool({"relaxed", "acquire", "release", "mmio"} & set(ins.parts))
