@@ -331,6 +331,8 @@ class Accesses(Values):
 
     def watch(self, access: Access, places: str, kind: int) -> None:
         """Let the sanitizer see an access; from here on the mask is of the lanes that may make it."""
+        if {"release", "acq_rel", "sc"} & set(access.ins.parts):
+            self.note_fence(access.ins)
         site, slot = self.site(access)
         function = self.field("watch", "ptr")
         allowed = self.emit(
@@ -338,6 +340,12 @@ class Accesses(Values):
             f"i32 {access.total}, i32 {kind}, i32 {site}, i32 {slot}, i32 {layout.SPACES[access.space]})"
         )
         self.mask = self.emit(f"bitcast i32 {allowed} to <32 x i1>")
+
+    def note_fence(self, ins: Instruction) -> None:
+        """What the block has written is released by its next strong write; a release is both in one."""
+        for name in ("fenced_block",) if "cta" in ins.parts else ("fenced_block", "fenced"):
+            pointer = self.emit(f"getelementptr i8, ptr %ctx, i64 {layout.WORKER[name]}")
+            self.line(f"store i64 1, ptr {pointer}, align 8")
 
     def require_alignment(self, ins: Instruction, space: str, places: str, nbytes: int, lanes: int) -> None:
         """A finding for each of the first `lanes` lanes whose address is no multiple of `nbytes`."""

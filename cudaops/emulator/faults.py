@@ -21,6 +21,12 @@ class Buffer(NamedTuple):
     initialised: bool = True  # False: the sanitizer reports bytes read before the launch wrote them
 
 
+_TRAPS = {
+    "__assertfail": "an assertion failed",
+    "call": "a call through a pointer, which points to none of the functions that could be called there",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One finding of the sanitizer.
@@ -61,7 +67,7 @@ class Place:
         argument, index, place = self.element(site, record.address)
         head = f"{self.kernel}: {site.file}:{site.line}: "
         who = f"block {block}, thread {thread} "
-        verb = "writes" if site.opcode.startswith(("st", "red", "atom")) else "reads"
+        verb = "writes" if site.opcode.startswith(("st", "red", "atom", "wmma.store", "mbarrier")) else "reads"
         match record.kind:
             case layout.ERROR_BARRIER:
                 text = (
@@ -69,9 +75,9 @@ class Place:
                     "thread; move it out of the branch"
                 )
             case layout.ERROR_DEADLOCK:
-                text = f"block {block}: deadlock, no warp can go on: {self._standing()}"
+                text = f"block {block}: deadlock, no warp can go on: {self._standing()}{self._hint()}"
             case layout.ERROR_TRAP:
-                what = "an assertion failed" if site.opcode == "__assertfail" else f"the kernel executed {site.opcode}"
+                what = _TRAPS.get(site.opcode, f"the kernel executed {site.opcode}")
                 text = f"block {block}, warp {record.warp}: {what}"
             case layout.ERROR_ARRIVALS:
                 text = f"{who}arrives by {site.opcode} at {place}, where this phase expects nobody any more"
@@ -119,6 +125,16 @@ class Place:
         for warp, (pc, number) in enumerate(self.warps):
             places.setdefault(number if pc > 0 else -1, []).append(warp)
         return "; ".join(self._standing_at(number, warps) for number, warps in places.items())
+
+    def _hint(self) -> str:
+        """What may be the matter where warps look at what other blocks should write."""
+        looks = any(pc > 0 and not self.sites[number].opcode.startswith("bar") for pc, number in self.warps)
+        if not looks or self.grid == (1, 1, 1):
+            return ""
+        return (
+            "; blocks are run in order, each to its end, and at once only as many as there are threads (under the "
+            "sanitizer one): let none wait for a later one, or launch fewer"
+        )
 
     def _standing_at(self, number: int, warps: Sequence[int]) -> str:
         who = f"warp {warps[0]}" if len(warps) == 1 else f"warps {_ranges(warps)}"

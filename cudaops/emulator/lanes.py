@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cudaops.emulator.bounds import Counters, narrowed, widened
-from cudaops.emulator.control import Flow, results, sources
+from cudaops.emulator.control import Flow, members_of, results, sources
 from cudaops.emulator.ptx import TYPE_BITS, Imm, Instruction, Mem, Operand, Pair, Reg, Special, Sym
 
 WARP = 32
@@ -345,7 +345,8 @@ class LaneAnalysis:
             low, high = _load_interval(ins)
             return uniform(low, high)
         if base in ("vote", "activemask", "redux"):
-            return UNIFORM
+            members = members_of(ins)
+            return VARYING if members is not None and not self.of(members).uniform else UNIFORM
         if base == "elect":
             return VARYING
         if base in _VARYING_ALWAYS and not {"test_wait", "try_wait", "pending_count"} & set(ins.parts):

@@ -31,7 +31,8 @@ LAUNCH = {
             "released",  # a byte for each block: it has done a fence and then an atomic
             "copies",  # 1: its warps ask for copies
             "workers",
-            "idle",  # workers that have no block left, or one in which no warp goes on
+            "finished",  # workers that have no block left
+            "standing",  # an epoch << 16 | workers that have looked in vain since it began; see turns.py
         ]
     )
 }

@@ -467,8 +467,9 @@ class Prepared:
             _idle_workers.extend(workers)
 
     def _threads(self, threads: int) -> int:
+        """At most `threads`: fewer if the work is short, unless blocks may wait for each other."""
         count = min(threads, self.blocks)
-        if count > 1 and self.block_seconds is not None:
+        if count > 1 and self.block_seconds is not None and not self.code.info.waits:
             count = min(count, 1 + int(self.block_seconds * self.blocks / SECOND_THREAD_SECONDS))
         return max(count, 1)
 
@@ -491,8 +492,8 @@ def _raise_findings(place: Place, log: memoryview, faults: Sequence[Record]) -> 
     found = sanitizer.first_of_each([*sanitizer.records(log), *faults])
     if not found:
         return
-    findings = [place.finding(record) for record in found]
-    shown = "\n".join(f"  {f.check}: {f.message}" for f in findings[:10])
+    findings = list({f.message: f for f in map(place.finding, found)}.values())  # copies of one line are one
+    shown = "\n".join("  " + f"{f.check}: {f.message}".removeprefix(": ") for f in findings[:10])
     more = f"\n  and {len(findings) - 10} more in .findings" if len(findings) > 10 else ""
     raise SanitizerError(f"{place.kernel}: {len(findings)} findings of the sanitizer\n{shown}{more}", findings)
 

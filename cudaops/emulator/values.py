@@ -28,10 +28,12 @@ class Values(Text):
         self.module, self.function, self.geometry = module, function, geometry
         self.checks = checks
         self._lay_out_memory(dynamic_shared)
-        self.flow = Flow(function)
-        self.analysis = LaneAnalysis(
-            self.flow, geometry, self.shared_offsets | self.parameters, self.local_bytes, frozenset(self.local_offsets)
-        )
+        for collectives in (False, True):
+            self.flow = Flow(function, collectives)
+            symbols, local = self.shared_offsets | self.parameters, frozenset(self.local_offsets)
+            self.analysis = LaneAnalysis(self.flow, geometry, symbols, self.local_bytes, local)
+            if not self.flow.stops_at_collectives(self.analysis.masked):
+                break
         self.globals_used: list[str] = []
         self.tables: dict[str, str] = {}  # constant data that the code refers to
         self.helpers: dict[str, str] = {}  # functions that this kernel's instructions call

@@ -773,6 +773,72 @@ def test_last_block_done_without_a_fence_is_a_race() -> None:
     assert [(f.check, f.line, f.argument) for f in found] == [("racecheck", line_of(source, BAD), "part")]
 
 
+def test_a_release_orders_like_a_fence() -> None:
+    kernel = harness.cuda("""
+    __global__ void k(int *flag, int *data, int *out) {
+        int t = threadIdx.x, v;
+        if (blockIdx.x == 0) {
+            data[t] = 3 * t;
+            __syncthreads();
+            if (t == 0) asm volatile("st.release.gpu.b32 [%0], 1;" :: "l"(flag) : "memory");
+        } else {
+            if (t == 0) do asm volatile("ld.acquire.gpu.b32 %0, [%1];" : "=r"(v) : "l"(flag) : "memory"); while (!v);
+            __syncthreads();
+            out[t] = data[t];
+        }
+    }""")
+    out = np.zeros(64, np.int32)
+    assert not findings_of(kernel, 2, 64, np.zeros(1, np.int32), np.zeros(64, np.int32), out)
+    np.testing.assert_array_equal(out, 3 * np.arange(64))
+
+
+def test_a_volatile_flag_in_shared_memory_that_lanes_poll_is_no_race() -> None:
+    kernel = harness.cuda("""
+    __global__ void k(int *out) {
+        __shared__ volatile int turn;
+        __shared__ int sum;
+        int t = threadIdx.x;
+        if (t == 0) { turn = 0; sum = 0; }
+        __syncthreads();
+        bool done = false;
+        while (!done)
+            if (turn == t) { sum += t; out[t] = sum; __threadfence_block(); turn = t + 1; done = true; }
+    }""")
+    out = np.zeros(40, np.int32)
+    assert not findings_of(kernel, 1, 40, out)
+    np.testing.assert_array_equal(out, np.cumsum(np.arange(40)))
+
+
+def test_a_plain_load_before_a_compare_and_swap_is_no_race() -> None:
+    """As the CUDA programming guide writes atomics of one's own."""
+    kernel = harness.cuda("""
+    struct Pair { int n; float v; };
+    __device__ void add(float *at, float v) {
+        int *p = (int *)at, old = *p, assumed;
+        do {
+            assumed = old;
+            old = atomicCAS(p, assumed, __float_as_int(v + __int_as_float(assumed)));
+        } while (assumed != old);
+    }
+    __global__ void k(float *x, Pair *pairs) {
+        __shared__ float s;
+        __shared__ unsigned short count;
+        int t = threadIdx.x;
+        if (t == 0) { s = 0; count = 0; }
+        __syncthreads();
+        add(&s, 1);
+        unsigned short old = count, assumed;
+        do { assumed = old; old = atomicCAS(&count, assumed, (unsigned short)(assumed + 1)); } while (assumed != old);
+        add(&pairs[t % 2].v, 2);
+        __syncthreads();
+        if (t == 0) add(x, s + count);
+    }""")
+    x, pairs = np.zeros(1, np.float32), np.zeros(4, np.float32)
+    assert not findings_of(kernel, 3, 66, x, pairs)
+    assert x[0] == 3 * 2 * 66
+    np.testing.assert_array_equal(pairs, [0, 198, 0, 198])
+
+
 def test_chars_of_one_word_overlapping_are_a_race() -> None:
     source = """__global__ void k(float* o, const float* x) {
         __shared__ unsigned char s[256];

@@ -299,3 +299,20 @@ def test_a_race_with_a_store_is_a_finding() -> None:
     with sanitize(), pytest.raises(SanitizerError) as error:
         harness.run(harness.cuda(source), 1, 64, np.zeros(64, F32))
     assert "racecheck" in {f.check for f in error.value.findings}
+
+
+def test_a_fault_in_the_toolkits_headers_is_told_at_the_users_line() -> None:
+    kernel = harness.cuda("""
+    #include <mma.h>
+    using namespace nvcuda;
+    typedef wmma::fragment<wmma::accumulator, 16, 16, 16, float> Sum;
+    __device__ void put(float *x, Sum &c) {
+        wmma::store_matrix_sync(x + 1024, c, 16, wmma::mem_row_major);
+    }
+    __global__ void k(float *x) {
+        Sum c;
+        wmma::fill_fragment(c, 1.f);
+        put(x, c);
+    }""")
+    with pytest.raises(EmulatorError, match=r"k\.cu:6: block \(0, 0, 0\), thread \(0, 0, 0\) writes 8 bytes at"):
+        harness.run(kernel, 1, 32, np.zeros(256, np.float32))

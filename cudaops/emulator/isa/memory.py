@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cudaops.emulator import native, sanitizer
+from cudaops.emulator.control import results
 from cudaops.emulator.isa.integer import BITS, INTS
 from cudaops.emulator.isa.table import rule
 from cudaops.emulator.lanes import Lanes
@@ -78,7 +79,7 @@ def ld(g: Codegen, ins: Instruction) -> None:
         _load_parameter(g, ins, source)
         return
     a = access(g, ins, ins.operands[0])
-    if g.checks is Checks.SANITIZER and (_is_strong(ins) or not g.hull_known(a)):
+    if g.checks is Checks.SANITIZER and (_is_strong(g, ins) or not g.hull_known(a)):
         _watched_load(g, a, source)
         return
     check_alignment(g, a, source)
@@ -97,10 +98,10 @@ def st(g: Codegen, ins: Instruction) -> None:
     target = ins.operands[0]
     assert isinstance(target, Mem)
     a = access(g, ins, ins.operands[1])
-    if g.checks is Checks.SANITIZER and (_is_strong(ins) or not g.hull_known(a)):
+    if g.checks is Checks.SANITIZER and (_is_strong(g, ins) or not g.hull_known(a)):
         places = g.address_vector(target, a.space)
         mask = g.mask
-        g.watch(a, places, sanitizer.STRONG_WRITE if _is_strong(ins) else sanitizer.WRITE)
+        g.watch(a, places, sanitizer.STRONG_WRITE if _is_strong(g, ins) else sanitizer.WRITE)
         _store_varying(g, a, places, [_bits(g, a, g.read(item, a.type, vector=True), True) for item in a.items])
         g.mask = mask
         return
@@ -114,17 +115,23 @@ def st(g: Codegen, ins: Instruction) -> None:
         _store_varying(g, a, g.address_vector(target, a.space), values)
 
 
-def _is_strong(ins: Instruction) -> bool:
+def _is_strong(g: Codegen, ins: Instruction) -> bool:
     """Whether it may meet another thread's access without a race (PTX ISA, "Memory consistency model").
 
-    Flags between blocks are often volatile only. In shared memory volatile is what one writes who forgot __syncwarp.
+    Flags between blocks are often volatile only. In shared memory volatile is what one writes who forgot __syncwarp,
+    but for kernels that wait in a loop for what they read so. A plain load of what is then compared and swapped is how
+    the CUDA programming guide writes an atomic: the swap finds out whether it is still right.
     """
-    return bool({"relaxed", "acquire", "release", "mmio"} & set(ins.parts)) or {"volatile", "global"} <= set(ins.parts)
+    if any(r.name in g.flow.compared for r in results(ins)):
+        return True
+    if "volatile" in ins.parts:
+        return "global" in ins.parts or g.flow.polls_volatile
+    return bool({"relaxed", "acquire", "release", "mmio"} & set(ins.parts))
 
 
 def _watched_load(g: Codegen, a: Access, source: Mem) -> None:
     places, mask = g.address_vector(source, a.space), g.mask
-    g.watch(a, places, sanitizer.STRONG_READ if _is_strong(a.ins) else sanitizer.READ)
+    g.watch(a, places, sanitizer.STRONG_READ if _is_strong(g, a.ins) else sanitizer.READ)
     values = _load_varying(g, a, places, raw=True)
     uniform = a.address.uniform
     if uniform:
