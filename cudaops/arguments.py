@@ -72,6 +72,8 @@ def refusal(entry: Entry, index: int, got: str, advice: str) -> LaunchError:
 
 
 def _packed(entry: Entry, index: int, param: Param, value: object) -> bytes:
+    if type(value) is Address and param.kind in ("pointer", "word"):
+        return value.value.to_bytes(8, "little")
     if isinstance(value, numpy.ndarray) and value.size == 1 and param.kind != "pointer":
         value = value.reshape(())[()]  # by value, as CuPy takes it
     if value is None or isinstance(value, Address):

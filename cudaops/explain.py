@@ -13,10 +13,9 @@ import torch
 from cudaops.compile import compile_kernel
 from cudaops.errors import UnsupportedError
 from cudaops.launch import arch_of
-from cudaops.ops.linear import plan_linear
-from cudaops.ops.matmul_plan import plan_matmul
+from cudaops.ops.matmul_plan import Product, plan_product
 from cudaops.ops.matmul_problem import result_shape
-from cudaops.plan import DTYPES, Plan, TensorSpec, blocks_per_sm, limits_of, sm_count
+from cudaops.plan import DTYPES, TensorSpec, blocks_per_sm, limits_of, sm_count
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -175,9 +174,12 @@ def explain(op: str, *shapes: Sequence[int], dtype: str = "float32", arch: str |
     k = sizes[0][-1]
     if 0 in result or k == 0:
         return Explanation(op, sizes, dtype, arch, result)
-    plan = (plan_matmul if op == "matmul" else plan_linear)(*specs, arch=arch, tf32=dtype == "tf32")
+    if op == "linear":
+        weight = specs[1]
+        specs[1] = TensorSpec(weight.shape[::-1], weight.strides[::-1], weight.dtype, weight.alignment)
+    product = plan_product(*specs, arch=arch, tf32=dtype == "tf32", op=op)
     operations = 2 * k * math.prod(result) * (4 if name.startswith("complex") else 1)
-    return _explained(op, sizes, dtype, arch, result, plan, operations)
+    return _explained(op, sizes, dtype, arch, result, product, operations)
 
 
 def _contiguous(shape: tuple[int, ...], dtype: str) -> TensorSpec:
@@ -193,9 +195,10 @@ def _explained(
     dtype: str,
     arch: str,
     result: tuple[int, ...],
-    plan: Plan,
+    product: Product,
     operations: int,
 ) -> Explanation:
+    plan = product.launches[0]
     entry = compile_kernel(plan.source, arch).entry
     resident = blocks_per_sm(plan.config, entry, arch)
     peak = _PEAKS[arch.rstrip("af")]
@@ -211,7 +214,7 @@ def _explained(
         arch=arch,
         result=result,
         kernel=plan.source.entry,
-        reason=plan.reason,
+        reason="; ".join(launch.reason for launch in product.launches),
         grid=plan.config.grid,
         block=plan.config.block,
         blocks=plan.config.blocks,

@@ -14,10 +14,14 @@ from cudaops import arguments, interop
 from cudaops.compile import CompiledKernel, compile_kernel, compile_source
 from cudaops.errors import LaunchError, UnsupportedError
 from cudaops.launch import Ready, arch_of, check_tensor, extent, go, prepare
-from cudaops.plan import KernelSource, LaunchConfig, Plan, dim3, threads_by_registers
+from cudaops.plan import Dim3, KernelSource, LaunchConfig, Plan, dim3, threads_by_registers
+from cudaops.pointees import alignment_of, dtypes_of
 from cudaops.signature import Entry
 
 _MOST_READY = 256
+
+_Pointer = tuple[frozenset[torch.dtype] | None, int]  # the dtypes and the alignment that a parameter takes
+_Ready = tuple[Ready, Plan, tuple[_Pointer | None, ...]]
 
 
 class RawKernel:
@@ -48,7 +52,7 @@ class RawKernel:
     def _start(self, source: KernelSource) -> None:
         self._source = source
         self._compiled: dict[str, CompiledKernel] = {}
-        self._ready: dict[tuple[torch.device, str, LaunchConfig], tuple[Ready, Plan]] = {}
+        self._ready: dict[tuple[object, ...], _Ready] = {}
 
     @classmethod
     def _of(cls, source: KernelSource) -> RawKernel:
@@ -95,15 +99,15 @@ class RawKernel:
                 that is not const) counts as changed in place.
             shared_mem: dynamic shared memory in bytes.
         """
-        config = LaunchConfig(dim3(grid, "grid"), dim3(block, "block"), shared_mem)
-        if not isinstance(args, Sequence) or isinstance(args, str | bytes):
+        sizes = dim3(grid, "grid"), dim3(block, "block"), shared_mem
+        if type(args) is not tuple and (not isinstance(args, Sequence) or isinstance(args, str | bytes)):
             raise LaunchError(
                 f"kernel {self.name}: args must be a tuple of arguments, got {type(args).__name__}; "
                 "a single argument is (x,)"
             )
         tensors, borrowed = self._tensors(args)
         device = next((tensor.device for tensor in tensors if tensor is not None), None) or _default_device()
-        ready, plan = self._ready_on(device, config)
+        ready, plan, pointers = self._ready_on(device, *sizes)
         entry = ready.entry
         if len(args) != len(entry.params):
             arguments.pack(entry, args)  # raises, with the signature
@@ -112,8 +116,9 @@ class RawKernel:
             if tensor is None or _by_value(entry, index, arg):
                 values.append(arg)
                 continue
-            _check_memory(entry, index, tensor)
-            check_tensor(entry, index, tensor, device)
+            if not _fits(tensor, device, pointers[index]):
+                _check_memory(entry, index, tensor)
+                check_tensor(entry, index, tensor, device)
             values.append(arguments.Address(tensor.data_ptr()))
         block_bytes = arguments.pack(entry, values)
         passed = [
@@ -169,12 +174,16 @@ class RawKernel:
             self._compiled[arch] = compile_kernel(self._source, arch)
         return self._compiled[arch]
 
-    def _ready_on(self, device: torch.device, config: LaunchConfig) -> tuple[Ready, Plan]:
-        key = (device, arch_of(device), config)
+    def _ready_on(self, device: torch.device, grid: Dim3, block: Dim3, shared_mem: int) -> _Ready:
+        key = (device, arch_of(device), grid, block, shared_mem, type(shared_mem))
         found = self._ready.get(key)
         if found is None:
+            config = LaunchConfig(grid, block, shared_mem)
             ready = prepare(self._source, config, device)
-            found = ready, Plan(self.name, self._source, config, (), "RawKernel")
+            pointers = tuple(
+                (dtypes_of(p), alignment_of(p)) if p.kind in ("pointer", "word") else None for p in ready.entry.params
+            )
+            found = ready, Plan(self.name, self._source, config, (), "RawKernel"), pointers
             if len(self._ready) >= _MOST_READY:
                 self._ready.clear()
             self._ready[key] = found
@@ -279,6 +288,20 @@ def _by_value(entry: Entry, index: int, arg: object) -> bool:
     """A NumPy array of one element for a parameter that is no pointer is that element, as in CuPy."""
     kind = entry.params[index].kind
     return isinstance(arg, numpy.ndarray) and arg.size == 1 and kind not in ("pointer", "word")
+
+
+def _fits(tensor: torch.Tensor, device: torch.device, pointer: _Pointer | None) -> bool:
+    """Whether a parameter takes a tensor without another look; the checks that follow find the words where not."""
+    return (
+        pointer is not None
+        and tensor.layout is torch.strided
+        and tensor.device == device
+        and (pointer[0] is None or tensor.dtype in pointer[0])
+        and tensor.is_contiguous()
+        and not tensor.data_ptr() % pointer[1]
+        and not tensor.is_neg()
+        and not tensor.is_conj()
+    )
 
 
 def _check_memory(entry: Entry, index: int, tensor: torch.Tensor) -> None:

@@ -22,6 +22,7 @@ import torch
 
 from cudaops import arguments
 from cudaops.compile import CompiledKernel, compile_kernel
+from cudaops.environment import variable
 from cudaops.errors import LaunchError, UnsupportedError
 from cudaops.plan import KernelSource, LaunchConfig, Plan, TensorSpec, check_limits
 from cudaops.pointees import alignment_of, dtypes_of
@@ -51,7 +52,8 @@ def arch_of(device: torch.device) -> str:
         UnsupportedError: another kind of device.
     """
     if device.type == "cpu":
-        return os.environ.get("CUDAOPS_EMULATE_ARCH") or DEFAULT_ARCH
+        chosen = variable(b"CUDAOPS_EMULATE_ARCH")
+        return chosen.decode() if chosen else DEFAULT_ARCH
     if device.type == "cuda":
         return _cuda_arch(torch.cuda.current_device() if device.index is None else device.index)
     raise UnsupportedError(

@@ -74,6 +74,9 @@ def dim3(value: int | Sequence[int], what: str) -> Dim3:
     """
     if type(value) is int:
         return value, 1, 1
+    if type(value) is tuple and len(value) <= 3 and {*map(type, value)} == {int}:  # what nearly every launch gives
+        x, y, z = value + (1,) * (3 - len(value))
+        return x, y, z
     try:
         given = tuple(operator.index(n) for n in value) if isinstance(value, Sequence) else (operator.index(value),)
     except TypeError:
@@ -89,7 +92,9 @@ def dim3(value: int | Sequence[int], what: str) -> Dim3:
 def _within(sizes: object, limits: Dim3) -> bool:
     if type(sizes) is not tuple or len(sizes) != 3:
         return False
-    return all(type(size) is int and 1 <= size <= limit for size, limit in zip(sizes, limits, strict=True))
+    (x, y, z), (most_x, most_y, most_z) = sizes, limits
+    plain = type(x) is type(y) is type(z) is int
+    return plain and 1 <= x <= most_x and 1 <= y <= most_y and 1 <= z <= most_z
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +110,13 @@ class LaunchConfig:
     smem_bytes: int = 0
 
     def __post_init__(self) -> None:
-        plain = _within(self.grid, MAX_GRID) and _within(self.block, MAX_BLOCK) and type(self.smem_bytes) is int
-        if plain and self.threads <= MAX_THREADS and self.smem_bytes >= 0:
+        if (
+            _within(self.grid, MAX_GRID)
+            and _within(self.block, MAX_BLOCK)
+            and self.block[0] * self.block[1] * self.block[2] <= MAX_THREADS
+            and type(self.smem_bytes) is int
+            and self.smem_bytes >= 0
+        ):
             return  # the rest finds the words for what is wrong
         for what, limits, why in (
             ("grid", MAX_GRID, "return early where there is nothing to compute; put the long axis on x"),

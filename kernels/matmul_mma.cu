@@ -7,18 +7,19 @@
 //                      long long a_batch0, long long a_batch1, long long a_batch2,
 //                      long long b_batch0, long long b_batch1, long long b_batch2,
 //                      long long r_batch0, long long r_batch1, long long r_batch2, long long c_batch,
-//                      INDEX batch1, INDEX batch2, INDEX batches, INDEX M, INDEX N, INDEX K,
+//                      INDEX batch1, INDEX batch2, INDEX batches, INDEX M, INDEX N, INDEX K, INDEX k_total,
 //                      SCALAR alpha, SCALAR beta)
 // Shapes:   as matmul_simt's
 // Types:    ELEMENT = __half, __nv_bfloat16, float, signed char, unsigned char; a float is read as tf32: its top 19
-//           bits. Accumulated in float, the last two in int. OUTPUT = ELEMENT, or int for the last two
+//           bits. Accumulated in float, the last two in int. OUTPUT = ELEMENT, or as it is
+//           accumulated
 // Defines:  ELEMENT, OUTPUT what c, bias and residual are; SCALAR INDEX as matmul_simt's;
 //           MULTIPLY f16, bf16, tf32, s8 or u8; BM BN the block's tile, of 64 x 64 a warp; STAGES tiles on their way;
 //           MIN_BLOCKS that must fit an SM by registers;
 //           A_K_FAST B_K_FAST 1: k is the dimension whose elements are neighbours; A_WIDTH B_WIDTH bytes copied at once
 //           along it (4, 8, 16), then aligned and dividing the operand's size; 0: element by element;
 //           C_WIDTH neighbours along n a store moves: 1, or 16 bytes' worth, which then divides N;
-//           BIAS ACTIVATION SCALED RESIDUAL as matmul_simt's
+//           BIAS ACTIVATION SCALED RESIDUAL SPLIT as matmul_simt's
 // Launch:   grid ceil(M / BM) * ceil(N / BN) * batches, on x, y taking over beyond 2^31 - 1;
 //           block 32 * (BM / 64) * (BN / 64)
 // Shared:   dynamic, STAGES * (BM + BN) * 64; STAGES >= 3
@@ -50,7 +51,8 @@ matmul_mma(OUTPUT* __restrict__ c, const ELEMENT* __restrict__ input, const ELEM
            long long a_batch0, long long a_batch1, long long a_batch2,
            long long b_batch0, long long b_batch1, long long b_batch2,
            long long r_batch0, long long r_batch1, long long r_batch2, long long c_batch,
-           INDEX batch1, INDEX batch2, INDEX batches, INDEX M, INDEX N, INDEX K, SCALAR alpha, SCALAR beta) {
+           INDEX batch1, INDEX batch2, INDEX batches, INDEX M, INDEX N, INDEX K, INDEX k_total, SCALAR alpha,
+           SCALAR beta) {
     const INDEX tiles_m = (M + BM - 1) / BM, tiles_n = (N + BN - 1) / BN;
     const INDEX block = (INDEX)blockIdx.y * (INDEX)gridDim.x + (INDEX)blockIdx.x;
     const INDEX batch = block / (tiles_m * tiles_n);
@@ -60,19 +62,20 @@ matmul_mma(OUTPUT* __restrict__ c, const ELEMENT* __restrict__ input, const ELEM
     const INDEX m0 = tile_m * BM, n0 = tile_n * BN;
 
     const INDEX i01 = batch / batch2, i2 = batch - i01 * batch2, i0 = i01 / batch1, i1 = i01 - i0 * batch1;
+    const INDEX k_end = SPLIT && k_total - i2 * K < K ? k_total - i2 * K : K;  // of this part of the sum
     const E* a = (const E*)input + (i0 * a_batch0 + i1 * a_batch1 + i2 * a_batch2);
     const E* b = (const E*)other + (i0 * b_batch0 + i1 * b_batch1 + i2 * b_batch2);
     a += (long long)m0 * a_m;
     b += (long long)n0 * b_n;
 
     // Steps are begun STAGES - 1 ahead. A step beyond the end copies nothing, but counts as a group all the same.
-    const INDEX steps = (K + BK - 1) / BK;
+    const INDEX steps = (k_end + BK - 1) / BK;
     INDEX begun = 0;
     const auto begin_step = [&] {
         if (begun < steps) {
             char* stage = stages + (unsigned)begun % STAGES * STAGE_BYTES;
-            CopyA::copy(stage, a, a_m, a_k, M - m0, K - begun * BK);
-            CopyB::copy(stage + A_BYTES, b, b_n, b_k, N - n0, K - begun * BK);
+            CopyA::copy(stage, a, a_m, a_k, M - m0, k_end - begun * BK);
+            CopyB::copy(stage + A_BYTES, b, b_n, b_k, N - n0, k_end - begun * BK);
             a += BK * (long long)a_k;
             b += BK * (long long)b_k;
         }

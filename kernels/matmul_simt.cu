@@ -1,21 +1,22 @@
 // matmul_simt: c = a b, finished, batched, on the ordinary cores: tiles in shared memory, TM x TN outputs a thread.
 //
-// Entry:    matmul_simt(ELEMENT* c, const ELEMENT* input, const ELEMENT* other, const ELEMENT* bias,
-//                       const ELEMENT* residual,
+// Entry:    matmul_simt(OUTPUT* c, const ELEMENT* input, const ELEMENT* other, const OUTPUT* bias,
+//                       const OUTPUT* residual,
 //                       INDEX a_m, INDEX a_k, INDEX b_k, INDEX b_n, INDEX c_m, INDEX c_n, INDEX bias_stride,
 //                       INDEX r_m, INDEX r_n,
 //                       long long a_batch0, long long a_batch1, long long a_batch2,
 //                       long long b_batch0, long long b_batch1, long long b_batch2,
 //                       long long r_batch0, long long r_batch1, long long r_batch2, long long c_batch,
-//                       INDEX batch1, INDEX batch2, INDEX batches, INDEX M, INDEX N, INDEX K,
+//                       INDEX batch1, INDEX batch2, INDEX batches, INDEX M, INDEX N, INDEX K, INDEX k_total,
 //                       SCALAR alpha, SCALAR beta)
 // Shapes:   c [batches][M][N], a [batches][M][K], b [batches][K][N], bias [N] or [M], residual [batches][M][N], at any
 //           strides, in elements; where BIAS or RESIDUAL is 0 that tensor is anything: it is not read. A batch index is
 //           read as (i0, i1, i2) of sizes (., batch1, batch2); a broadcast dimension has stride 0. K = 0 adds up nothing
 // Types:    ELEMENT = float, double, __half, __nv_bfloat16, float2, double2, signed char, unsigned char, short, int,
 //           long long; float2 and double2 are complex numbers. COMPUTED is what it is computed in: halves in float,
-//           integers unsigned in 32 or 64 bits, of which the low ones are stored (they wrap)
-// Defines:  ELEMENT; SCALAR what alpha and beta are: float, double or long long;
+//           integers unsigned in 32 or 64 bits, of which the low ones are stored (they wrap). OUTPUT = ELEMENT, or as
+//           wide as COMPUTED
+// Defines:  ELEMENT; OUTPUT what c, bias and residual are; SCALAR what alpha and beta are: float, double or long long;
 //           INDEX = int where every size, stride and the number of blocks fits 31 bits, else long long;
 //           BM BN BK the block's tile, TM x TN outputs a thread, LANES_N lanes of a warp along n (32: it spans rows);
 //           MIN_BLOCKS that must fit an SM by registers;
@@ -24,7 +25,8 @@
 //           the operand's size; C_WIDTH likewise for stores along n; A_CONJ B_CONJ 1: of the conjugate;
 //           BIAS 0 none, 1 along n, 2 along m; ACTIVATION (epilogue.cuh); RESIDUAL 1: there is one; SCALED 1: alpha and
 //           beta count; SWAP 0: a is input and b is other, 1: exchanged, as the host does (c^T = b^T a^T) where n would
-//           be short
+//           be short; SPLIT 1: the last of the batch's dimensions, of size batch2, are parts of a sum over k_total, each
+//           of K but the last
 // Launch:   grid ceil(M / BM) * ceil(N / BN) * batches, on x, y taking over beyond 2^31 - 1;
 //           block 32 * (BM / (32 / LANES_N * TM)) * (BN / (LANES_N * TN))
 // Shared:   static, 2 * (sizeof(COMPUTED) * ((BM + BN) * BK + B_K_FAST * (B_WIDTH == 1) * 4 * BK)
@@ -39,6 +41,7 @@
 
 using T = Compute<ELEMENT>::type;
 using S = Stored<ELEMENT>::type;
+using Out = Stored<OUTPUT>::type;
 
 constexpr int THREADS = 32 * (BM / (32 / LANES_N * TM)) * (BN / (LANES_N * TN));
 using LoadA = TileLoad<ELEMENT, BM, BK, THREADS, A_K_FAST, A_WIDTH, A_UNIT, A_K_FAST, A_CONJ, INDEX>;
@@ -51,16 +54,17 @@ constexpr int A_TILE = (A_K_FAST ? BM : BK) * A_PITCH;
 constexpr int B_TILE = BK * B_PITCH;
 
 using Tile = SimtTile<T, BM, BN, BK, TM, TN, LANES_N, A_K_FAST, A_PITCH, B_PITCH>;
-using Finishing = Finish<ELEMENT, INDEX, (BiasAxis)BIAS, (Activation)ACTIVATION, RESIDUAL, SCALED>;
+using Finishing = Finish<OUTPUT, INDEX, (BiasAxis)BIAS, (Activation)ACTIVATION, RESIDUAL, SCALED>;
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-matmul_simt(ELEMENT* __restrict__ c, const ELEMENT* __restrict__ input, const ELEMENT* __restrict__ other,
-            const ELEMENT* __restrict__ bias, const ELEMENT* __restrict__ residual,
+matmul_simt(OUTPUT* __restrict__ c, const ELEMENT* __restrict__ input, const ELEMENT* __restrict__ other,
+            const OUTPUT* __restrict__ bias, const OUTPUT* __restrict__ residual,
             INDEX a_m, INDEX a_k, INDEX b_k, INDEX b_n, INDEX c_m, INDEX c_n, INDEX bias_stride, INDEX r_m, INDEX r_n,
             long long a_batch0, long long a_batch1, long long a_batch2,
             long long b_batch0, long long b_batch1, long long b_batch2,
             long long r_batch0, long long r_batch1, long long r_batch2, long long c_batch,
-            INDEX batch1, INDEX batch2, INDEX batches, INDEX M, INDEX N, INDEX K, SCALAR alpha, SCALAR beta) {
+            INDEX batch1, INDEX batch2, INDEX batches, INDEX M, INDEX N, INDEX K, INDEX k_total, SCALAR alpha,
+            SCALAR beta) {
     alignas(16) __shared__ T a_tiles[2][A_TILE];
     alignas(16) __shared__ T b_tiles[2][B_TILE];
 
@@ -74,6 +78,7 @@ matmul_simt(ELEMENT* __restrict__ c, const ELEMENT* __restrict__ input, const EL
     const bool interior = M - m0 >= BM && N - n0 >= BN;
 
     const INDEX i01 = batch / batch2, i2 = batch - i01 * batch2, i0 = i01 / batch1, i1 = i01 - i0 * batch1;
+    const INDEX k_end = SPLIT && k_total - i2 * K < K ? k_total - i2 * K : K;  // of this part of the sum
     const S* a = (const S*)(SWAP ? other : input) + (i0 * a_batch0 + i1 * a_batch1 + i2 * a_batch2);
     const S* b = (const S*)(SWAP ? input : other) + (i0 * b_batch0 + i1 * b_batch1 + i2 * b_batch2);
     a += (long long)m0 * a_m + LoadA::start(a_m, a_k);
@@ -87,32 +92,32 @@ matmul_simt(ELEMENT* __restrict__ c, const ELEMENT* __restrict__ input, const EL
     // (The buffer is masked out of k0, not toggled, so that its range can be read off the code.)
 #pragma unroll 1
     for (INDEX k0 = 0;; k0 += BK) {
-        if (k0 < K) {
-            if (interior && K - k0 >= BK) {
+        if (k0 < k_end) {
+            if (interior && k_end - k0 >= BK) {
                 LoadA::whole(next_a, a, a_m, a_k);
                 LoadB::whole(next_b, b, b_n, b_k);
             } else {
-                LoadA::overhanging(next_a, a, a_m, a_k, M - m0, K - k0);
-                LoadB::overhanging(next_b, b, b_n, b_k, N - n0, K - k0);
+                LoadA::overhanging(next_a, a, a_m, a_k, M - m0, k_end - k0);
+                LoadB::overhanging(next_b, b, b_n, b_k, N - n0, k_end - k0);
             }
             a += BK * (long long)a_k;
             b += BK * (long long)b_k;
         }
         const int stage = (int)(k0 / BK & 1);
         if (k0 > 0) Tile::multiply(acc, a_tiles[stage ^ 1], b_tiles[stage ^ 1]);
-        if (k0 >= K) break;
+        if (k0 >= k_end) break;
         LoadA::store(a_tiles[stage], A_PITCH, next_a);
         LoadB::store(b_tiles[stage], B_PITCH, next_b);
         __syncthreads();
     }
 
     const Finishing finish = Finishing{
-        (T)alpha, (T)beta, (const S*)bias, bias_stride,
-        (const S*)residual + (i0 * r_batch0 + i1 * r_batch1 + i2 * r_batch2), r_m, r_n}.moved(m0, n0);
-    S* tile = (S*)c + (batch * c_batch + (long long)m0 * c_m + (long long)n0 * c_n);
+        (T)alpha, (T)beta, (const Out*)bias, bias_stride,
+        (const Out*)residual + (i0 * r_batch0 + i1 * r_batch1 + i2 * r_batch2), r_m, r_n}.moved(m0, n0);
+    Out* tile = (Out*)c + (batch * c_batch + (long long)m0 * c_m + (long long)n0 * c_n);
     if (interior) {
-        store_tile<true, Tile, C_WIDTH, ELEMENT>(acc, tile, c_m, c_n, finish, M - m0, N - n0);
+        store_tile<true, Tile, C_WIDTH, OUTPUT>(acc, tile, c_m, c_n, finish, M - m0, N - n0);
     } else {
-        store_tile<false, Tile, C_WIDTH, ELEMENT>(acc, tile, c_m, c_n, finish, M - m0, N - n0);
+        store_tile<false, Tile, C_WIDTH, OUTPUT>(acc, tile, c_m, c_n, finish, M - m0, N - n0);
     }
 }

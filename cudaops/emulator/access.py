@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from cudaops.emulator import layout
+from cudaops.emulator import hull, layout, shadow
 from cudaops.emulator.control import results, sources
-from cudaops.emulator.lanes import Geometry, Lanes
+from cudaops.emulator.lanes import ZERO, Geometry, Lanes
 from cudaops.emulator.options import Checks
 from cudaops.emulator.ptx import Function, Imm, Instruction, Mem, Module, Operand, Reg, Sym
+from cudaops.emulator.spread import Spread
 from cudaops.emulator.values import Values
 
 
@@ -23,6 +24,11 @@ class Site:
     opcode: str
     bytes: int
     space: str
+
+
+def _memory(space: str) -> str:
+    """Which of the sanitizer's three kinds of memory a state space is in."""
+    return space if space in ("shared", "local") else "global"
 
 
 class Access(Protocol):
@@ -50,7 +56,8 @@ class Accesses(Values):
         self.site_numbers: dict[Site, int] = {}
         self.slots: dict[object, int] = {}
         self.origin = self._origins()
-        self.helpers: dict[str, str] = {}  # functions that this kernel's instructions call
+        self.hulls: dict[hull.Hull, str] = {}  # what the sanitizer is told of accesses, by name
+        self.spread = Spread()
         self.cold = False  # on a path that is hardly ever taken: calls there must not make the others spill
 
     def _origins(self) -> dict[str, frozenset[str]]:
@@ -122,9 +129,15 @@ class Accesses(Values):
         fast: Callable[[], list[str]],
         slow: Callable[[], list[str]],
     ) -> list[str]:
-        """`fast` if [address + low, + size) lies inside one extent, else `slow`; the values of either."""
+        """`fast` if [address + low, + size) lies inside one extent, else `slow`; the values of either.
+
+        With the sanitizer on, `slow` is for lanes that it does not vouch for as well, and the mask is without them.
+        """
         if self.checks is Checks.NONE:
             return fast()
+        if self.checks is Checks.SANITIZER:
+            start = self.binary("add", "i64", address, str(low)) if low else address
+            return self._watched(access, start, fast, slow)
         if access.space == "shared":
             span = access.address.span
             if span is not None and span[0] >= 0 and span[1] + access.total <= self.shared_bytes:
@@ -140,13 +153,69 @@ class Accesses(Values):
         fits = self.emit(f"icmp sle i64 {into}, {room}")
         above = self.emit(f"icmp sge i64 {into}, 0")
         good = self.binary("and", "i1", fits, above)
-        ask, do, bad, join = (self.label(p) for p in ("ask", "do", "bad", "join"))
+        ask, do, bad = (self.label(p) for p in ("ask", "do", "bad"))
         self.line(f"br i1 {good}, label %{do}, label %{ask}, !prof !0")
         self.place(ask)
-        hull = self.field("hull", "ptr")
+        find = self.field("hull", "ptr")
         code = layout.SPACES[access.space]
-        found = self.emit(f"call preserve_allcc i1 {hull}(ptr %ctx, i64 {start}, i64 {size}, i32 {slot}, i32 {code})")
+        found = self.emit(f"call preserve_allcc i1 {find}(ptr %ctx, i64 {start}, i64 {size}, i32 {slot}, i32 {code})")
         self.line(f"br i1 {found}, label %{do}, label %{bad}")
+        return self._either(access, do, bad, fast, slow)
+
+    def _watched(
+        self, access: Access, start: str, fast: Callable[[], list[str]], slow: Callable[[], list[str]]
+    ) -> list[str]:
+        """Let the sanitizer see an access of which `hull_known` holds."""
+        mask = self.mask
+        function = self.field(f"watch_{_memory(access.space)}_{'store' if access.ins.base == 'st' else 'load'}", "ptr")
+        lanes = self.emit(
+            f"call i64 {function}(ptr %ctx, i64 {start}, i32 {self.bits_of(self.mask_or_full())}, "
+            f"ptr @{self._hull(access)})"
+        )
+        whole = self.emit(f"icmp eq i64 {lanes}, {hull.WHOLE}")
+        do, bad = self.label("do"), self.label("bad")
+        self.line(f"br i1 {whole}, label %{do}, label %{bad}, !prof !0")
+
+        def some() -> list[str]:
+            self.mask = self.emit(f"bitcast i32 {self.emit(f'trunc i64 {lanes} to i32')} to <32 x i1>")
+            values = slow()
+            self.mask = mask
+            return values
+
+        return self._either(access, do, bad, fast, some)
+
+    def hull_known(self, access: Access) -> bool:
+        """Whether the sanitizer can be shown this access as one hull (hull.py)."""
+        offsets = access.address.offsets
+        if offsets is None or access.space == "generic":
+            return False
+        if access.space == "local":
+            return offsets == self.analysis.local_offsets
+        low = min(offsets)
+        if access.space == "param" and offsets != ZERO:
+            return False  # parameters may be smaller than a granule
+        straight = all((o - low) % access.total == 0 for o in offsets)
+        return straight and max(offsets) - low + access.total <= hull.WIDEST
+
+    def _hull(self, access: Access) -> str:
+        """The name of what describes an access."""
+        offsets = access.address.offsets
+        assert offsets is not None
+        site, slot = self.site(access)
+        low = min(offsets)
+        found = hull.Hull(tuple(o - low for o in offsets), access.total, site, slot, layout.SPACES[access.space])
+        return self.hulls.setdefault(found, f"access{len(self.hulls)}")
+
+    def hull_tables(self) -> list[str]:
+        """What describes them all; how large granules are is known when all sites are."""
+        spaces = {code: _memory(name) for name, code in layout.SPACES.items()}
+        return [h.text(name, shadow.granule(self.sites, spaces[h.spaces])) for h, name in self.hulls.items()]
+
+    def _either(
+        self, access: Access, do: str, bad: str, fast: Callable[[], list[str]], slow: Callable[[], list[str]]
+    ) -> list[str]:
+        """The blocks `do` with `fast` and `bad`, seldom gone to, with `slow`; the values of either."""
+        join = self.label("join")
         # Splats made on one side are not there on the other.
         kept = dict(self.splats)
         vectors, scalars = dict(self.vectors), dict(self.scalars)
@@ -167,6 +236,18 @@ class Accesses(Values):
         return [
             self.emit(f"phi {ty} [ {v}, %{from_do} ], [ {w}, %{from_bad} ]") for v, w in zip(values, other, strict=True)
         ]
+
+    def either(self, test: str, likely: Callable[[], None], unlikely: Callable[[], None]) -> None:
+        """One of two ways, which give no values; what either reads first is not there afterwards."""
+        ways, on = [self.label("way"), self.label("way")], self.label("on")
+        self.line(f"br i1 {test}, label %{ways[0]}, label %{ways[1]}, !prof !0")
+        kept, vectors, scalars = dict(self.splats), dict(self.vectors), dict(self.scalars)
+        for way, act in zip(ways, (likely, unlikely), strict=True):
+            self.place(way)
+            act()
+            self.line(f"br label %{on}")
+            self.splats, self.vectors, self.scalars = dict(kept), dict(vectors), dict(scalars)
+        self.place(on)
 
     def _current_label(self) -> str:
         for line in reversed(self.lines):
@@ -215,12 +296,25 @@ class Accesses(Values):
 
     def out_of_line_wide(self, access: Access, places: str) -> None:
         """All of a vector load's bytes, lane by lane, to %wide."""
+        self._wide(access, places, "wide")
+
+    def out_of_line_wide_store(self, access: Access, places: str) -> None:
+        """All of a vector store's bytes, lane by lane, from %wide."""
+        self._wide(access, places, "wide_store")
+
+    def _wide(self, access: Access, places: str, name: str) -> None:
         site, slot = self.site(access)
-        function = self.field(f"wide{access.total}", "ptr")
-        self.line(
-            f"call void {function}(ptr %ctx, <32 x i64> {places}, i32 {self.bits_of(self.mask_or_full())}, "
-            f"i32 {site}, i32 {slot}, i32 {layout.SPACES[access.space]}, ptr %wide)"
+        where = (
+            f"i32 {self.bits_of(self.mask_or_full())}, i32 {site}, i32 {slot}, i32 {layout.SPACES[access.space]}, "
+            "ptr %wide"
         )
+        if self.cold:
+            function = self.field(f"cold_{name}{access.total}", "ptr")
+            self.line(f"store <32 x i64> {places}, ptr %cold.places, align 64")
+            self.line(f"call preserve_allcc void {function}(ptr %ctx, ptr %cold.places, {where})")
+            return
+        function = self.field(f"{name}{access.total}", "ptr")
+        self.line(f"call void {function}(ptr %ctx, <32 x i64> {places}, {where})")
 
     def out_of_line_store(self, access: Access, places: str, value: str) -> None:
         site, slot = self.site(access)
@@ -237,6 +331,8 @@ class Accesses(Values):
 
     def watch(self, access: Access, places: str, kind: int) -> None:
         """Let the sanitizer see an access; from here on the mask is of the lanes that may make it."""
+        if {"release", "acq_rel", "sc"} & set(access.ins.parts):
+            self.note_fence(access.ins)
         site, slot = self.site(access)
         function = self.field("watch", "ptr")
         allowed = self.emit(
@@ -244,6 +340,12 @@ class Accesses(Values):
             f"i32 {access.total}, i32 {kind}, i32 {site}, i32 {slot}, i32 {layout.SPACES[access.space]})"
         )
         self.mask = self.emit(f"bitcast i32 {allowed} to <32 x i1>")
+
+    def note_fence(self, ins: Instruction) -> None:
+        """What the block has written is released by its next strong write; a release is both in one."""
+        for name in ("fenced_block",) if "cta" in ins.parts else ("fenced_block", "fenced"):
+            pointer = self.emit(f"getelementptr i8, ptr %ctx, i64 {layout.WORKER[name]}")
+            self.line(f"store i64 1, ptr {pointer}, align 8")
 
     def require_alignment(self, ins: Instruction, space: str, places: str, nbytes: int, lanes: int) -> None:
         """A finding for each of the first `lanes` lanes whose address is no multiple of `nbytes`."""

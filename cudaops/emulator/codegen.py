@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cudaops.emulator import layout
+from cudaops.emulator import layout, native
 from cudaops.emulator.access import Site
 from cudaops.emulator.control import RETURNS, Region, is_aligned, is_barrier, results, sources
 from cudaops.emulator.isa import lookup
 from cudaops.emulator.lanes import LANE, WARP, Geometry, Lanes
 from cudaops.emulator.options import Checks
 from cudaops.emulator.ptx import MALFORMED, Function, Instruction, Module, Reg
-from cudaops.emulator.schedule import RESULTS_AT_ONCE, schedule
+from cudaops.emulator.schedule import results_at_once, schedule
 from cudaops.emulator.stops import Stops
 from cudaops.emulator.text import element_bits, integer_text, llvm_type
 from cudaops.errors import EmulatorError
@@ -37,6 +37,7 @@ class Generated:
     globals_used: tuple[str, ...]
     prints: bool
     copies: bool  # uses cp.async
+    waits: bool  # has a loop that waits for others
 
 
 class Codegen(Stops):
@@ -62,6 +63,7 @@ class Codegen(Stops):
         )
         self.needs_live = partial or leaves or returns
         self.find_stops()
+        self.meeting = {b for region in self.regions for b in self.meetings(region)}
         self._assign_homes()
         self._prologue()
         for b in flow.reachable:
@@ -79,6 +81,7 @@ class Codegen(Stops):
         ir = "\n".join(
             [
                 *self.tables.values(),
+                *self.hull_tables(),
                 *self.declarations.values(),
                 *self.helpers.values(),
                 f"define i32 @{symbol}(ptr %ctx, ptr %frame, i32 %warp) #0 {{",
@@ -92,12 +95,12 @@ class Codegen(Stops):
                 "",
             ]
         )
+        used = {ins.base for b in flow.reachable for ins in flow.blocks[b].instructions}
         return Generated(
             ir, symbol, self.frame_bytes, self.static_shared_bytes, self.local_bytes,
             len(self.slots) + layout.FIRST_SLOT, tuple(self.sites),
             sum(len(flow.blocks[b].instructions) for b in flow.reachable), tuple(self.globals_used),
-            *(any(ins.base == base for b in flow.reachable for ins in flow.blocks[b].instructions)
-              for base in ("vprintf", "cp")),
+            "vprintf" in used, "cp" in used, bool(flow.waits),
         )  # fmt: skip
 
     def _assign_homes(self) -> None:
@@ -153,8 +156,11 @@ class Codegen(Stops):
         for text in self.initial:
             self.line(text)
         if self.resumes:
-            self.allocas.append("  %turn = alloca i32, align 4")
+            self.allocas += ["  %turn = alloca i32, align 4", "  %loose = alloca i32, align 4"]
+            self.allocas.append("  %partners = alloca i32, align 4")
+            self.line("store i32 0, ptr %partners, align 4")
             self.line("store i32 0, ptr %turn, align 4")
+            self.line("store i32 -1, ptr %loose, align 4")
             pc = self.emit("load i32, ptr %frame, align 4")
             cases = " ".join(f"i32 {n + 1}, label %resume{n + 1}" for n in range(len(self.resumes)))
             self.line(f"switch i32 {pc}, label %start [ {cases} ]")
@@ -335,6 +341,8 @@ class Codegen(Stops):
         self.line(f"br i1 {self._some(mask)}, label %{run}, label %{done}")
         self.place(run)
         self.line(f"store <32 x i1> zeroinitializer, ptr %m{b}, align 4")
+        if b in self.meeting:
+            mask = self.meet(b, mask, done)
         self.mask = mask
         last = self._straight_line(b)
         succ = self.flow.succ[b]
@@ -429,7 +437,7 @@ class Codegen(Stops):
         after = set().union(*(self.flow.live_in[s] for s in self.flow.succ[b]))
         if ending is not None:
             after.update(r.name for r in sources(ending))
-        code = schedule(code, frozenset(after), RESULTS_AT_ONCE)
+        code = schedule(code, frozenset(after), results_at_once(native.vector_extension()))
         self.pending = {}
         for ins in code:
             for register in results(ins):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from cudaops.emulator.ptx import Block, Function, Group, Instruction, Mem, Operand, Pair, Reg, Sym, Vec
+from cudaops.emulator.ptx import Block, Function, Group, Imm, Instruction, Mem, Operand, Pair, Reg, Sym, Vec
 from cudaops.errors import EmulatorError
 
 NO_RESULT = frozenset(
@@ -41,6 +41,8 @@ NO_RESULT = frozenset(
 )
 TERMINATORS = frozenset({"bra", "ret", "exit", "trap"})
 RETURNS = frozenset({"ret", "exit"})
+_MEMBERS = {"shfl": 4, "vote": 2, "match": 2, "redux": 2, "elect": 1, "bar": 0}  # which operand is the member mask
+_TOGETHER = frozenset({*_MEMBERS, "mma", "wmma", "ldmatrix", "stmatrix", "movmatrix"})
 
 
 def registers_in(operand: Operand) -> Iterator[Reg]:
@@ -85,13 +87,26 @@ def is_aligned(ins: Instruction) -> bool:
     return ins.base == "bar" or "aligned" in ins.parts
 
 
+def members_of(ins: Instruction) -> Operand | None:
+    """The member mask of a collective of the warp; None where it is for all lanes, or no such instruction."""
+    place = _MEMBERS.get("bar" if ins.base == "barrier" else ins.base)
+    if place is None or "sync" not in ins.parts or (place == 0 and "warp" not in ins.parts):
+        return None
+    return ins.operands[place]
+
+
+def is_collective(ins: Instruction) -> bool:
+    """Whether lanes of a warp execute it together, and wait for each other there."""
+    return "sync" in ins.parts and ins.base in _TOGETHER and not is_barrier(ins)
+
+
 def observes(ins: Instruction) -> bool:
     """Whether it reads what another warp may be about to write."""
     match ins.base:
         case "atom":
             return True
         case "ld":
-            return bool({"volatile", "relaxed", "acquire", "mmio"} & set(ins.parts))
+            return bool({"volatile", "relaxed", "acquire", "mmio", "cg", "cv"} & set(ins.parts))
         case "mbarrier":
             return bool({"test_wait", "try_wait"} & set(ins.parts))
     return False
@@ -110,7 +125,7 @@ class Waiting:
 
     blocks: frozenset[int]
     look: Instruction  # the first that reads what others may write
-    only_looks: bool  # it stores nothing but by atomics
+    only_looks: bool  # it stores nothing but by atomics, which may have no effect
 
 
 @dataclass
@@ -124,11 +139,15 @@ class Region:
 
 
 class Flow:
-    """The control-flow graph of a function; a barrier is a block of its own."""
+    """The control-flow graph of a function; a barrier is a block of its own.
 
-    def __init__(self, function: Function) -> None:
+    With `collectives`, each collective of the warp begins a block, so that lanes can wait there for others.
+    """
+
+    def __init__(self, function: Function, collectives: bool = False) -> None:
         self.function = function
-        self.blocks = list(_split_at_barriers(function.blocks))
+        blocks: Iterable[Block] = _split_at_barriers(function.blocks)
+        self.blocks = list(_split_at_collectives(blocks) if collectives else blocks)
         index = {block.label: n for n, block in enumerate(self.blocks)}
         n = len(self.blocks)
         self.succ: list[tuple[int, ...]] = []
@@ -163,6 +182,11 @@ class Flow:
             b for b in self.reachable if self.blocks[b].instructions and is_barrier(self.blocks[b].instructions[-1])
         ]
         self.waits = self._waiting_loops()
+        self.polls_volatile = any(
+            ins.base == "ld" and "volatile" in ins.parts and "global" not in ins.parts
+            for wait in self.waits.values() for b in wait.blocks for ins in self.blocks[b].instructions
+        )  # fmt: skip
+        self.compared = self._compared()
         self.divergent: frozenset[int] = frozenset()  # as last given to `masked`
 
     # -- graph ----------------------------------------------------------------------------------------------------
@@ -266,9 +290,20 @@ class Flow:
             blocks = self._loop(header, last)
             code = [ins for b in sorted(blocks) for ins in self.blocks[b].instructions]
             if _branches_on_observed(code):
-                only_looks = not any(ins.base in ("st", "red", "bar", "barrier", "cp") for ins in code)
+                only_looks = not any(ins.base in ("st", "red", "bar", "barrier", "cp") or _counts(ins) for ins in code)
                 found[header] = Waiting(frozenset(blocks), next(filter(observes, code)), only_looks)
         return found
+
+    def _compared(self) -> frozenset[str]:
+        """Registers that a compare-and-swap compares with, and those that are moved there."""
+        code = [ins for b in self.reachable for ins in self.blocks[b].instructions]
+        found = {r.name for i in code if i.base == "atom" and "cas" in i.parts for r in registers_in(i.operands[2])}
+        while True:
+            moves = (i for i in code if i.base == "mov" and any(r.name in found for r in results(i)))
+            more = {r.name for i in moves for r in sources(i)}
+            if more <= found:
+                return frozenset(found)
+            found |= more
 
     def _loop(self, header: int, last: set[int]) -> set[int]:
         """The natural loop of the back edges from `last` to `header`."""
@@ -296,6 +331,8 @@ class Flow:
                 exits = self._exits(group)
                 if exits and any(b in self.waits or b in self.barriers for b in group):
                     more = self._before_barriers(exits, found)  # lanes may wait for others of their warp
+                    if not more - found and len(exits) > 1:
+                        more = exits  # a region has one exit: where lanes may leave for several barriers, it goes on
                     if more - found:
                         found |= more
                         grown = True
@@ -367,8 +404,16 @@ class Flow:
         return found
 
     def stops(self, region: Region) -> bool:
-        """Whether lanes wait in it for other warps: at a barrier, or in a loop."""
-        return any(b in self.waits or b in self.barriers for b in region.chain)
+        """Whether lanes wait in it: at a barrier, in a loop, or at one of several places for others of their warp."""
+        if any(b in self.waits or b in self.barriers for b in region.chain):
+            return True
+        code = (ins for b in region.chain for ins in self.blocks[b].instructions)
+        return sum(ins.base == "bar" and "warp" in ins.parts for ins in code) > 1
+
+    def stops_at_collectives(self, masked: set[int]) -> bool:
+        """Whether lanes may come to a collective while others of its members wait elsewhere."""
+        stopping = (b for r in self.regions(masked) if self.stops(r) for b in r.chain)
+        return any(is_collective(ins) for b in stopping for ins in self.blocks[b].instructions)
 
     def waiting(self, masked: set[int]) -> dict[int, set[int]]:
         """Masked block -> blocks where other lanes may wait while it runs.
@@ -427,6 +472,12 @@ class Flow:
             region.loops.append(loop)
             self._order(set(part), region, top, depth + 1)
             loop.last = region.chain[-1]
+
+
+def _counts(ins: Instruction) -> bool:
+    """Whether it is an atomic that changes what it reads each time: a number is drawn, nobody is waited for."""
+    drawn = {"add", "inc", "dec"} & set(ins.parts)
+    return ins.base == "atom" and bool(drawn) and not (isinstance(by := ins.operands[2], Imm) and by.value == 0)
 
 
 def _branches_on_observed(code: list[Instruction]) -> bool:
@@ -492,7 +543,7 @@ def _strong_components(blocks: set[int], succ) -> list[set[int]]:  # type: ignor
 def _split_at_barriers(blocks: Iterable[Block]) -> Iterator[Block]:
     count = 0
     for block in blocks:
-        label, code = block.label, []
+        label, code = block.label, []  # what is before a barrier stays a block, as with collectives
         for ins in block.instructions:
             if not is_barrier(ins):
                 code.append(ins)
@@ -503,9 +554,21 @@ def _split_at_barriers(blocks: Iterable[Block]) -> Iterator[Block]:
                 result = (Instruction(".".join(parts), parts, ins.operands[:2], ins.file, ins.line),)
                 ins = replace(ins, operands=ins.operands[1:])
             count += 1
-            if code:
-                yield Block(label, tuple(code))
-                label = f"$barrier{count}"
-            yield Block(label, (ins,))
+            yield Block(label, tuple(code))
+            yield Block(f"$barrier{count}", (ins,))
             label, code = f"$after_barrier{count}", list(result)
+        yield Block(label, tuple(code))
+
+
+def _split_at_collectives(blocks: Iterable[Block]) -> Iterator[Block]:
+    """What is before a collective stays a block, even if it is empty: no branch leads to the collective's own one."""
+    count = 0
+    for block in blocks:
+        label, code = block.label, list[Instruction]()
+        for ins in block.instructions:
+            if is_collective(ins):
+                yield Block(label, tuple(code))
+                count += 1
+                label, code = f"$collective{count}", []
+            code.append(ins)
         yield Block(label, tuple(code))

@@ -5,7 +5,7 @@ So a kernel that does not wait long enough reads what was there before, as it ma
 
 from __future__ import annotations
 
-from cudaops.emulator import layout
+from cudaops.emulator import layout, sanitizer
 from cudaops.emulator.layout import COPIES, COPY, SPACES
 from cudaops.emulator.text import load_field
 
@@ -238,7 +238,7 @@ entry:
   %offset = mul i64 %index64, {layout.COPY_BYTES}{_at("%ring", "%mine", COPIES["ring"])}
   %copy = getelementptr i8, ptr %ring, i64 %offset{_at("%c.from", "%copy", COPY["from"])}
   {_at("%c.bytes", "%copy", COPY["bytes"])}{_at("%c.mask", "%copy", COPY["mask"])}
-  {_at("%c.size", "%copy", COPY["size"])}
+  {_at("%c.size", "%copy", COPY["size"])}{_at("%c.site", "%copy", COPY["site"])}
   %asked = load i32, ptr %c.mask, align 4
   %ready = and i32 %asked, %lanes
   %rest.not = xor i32 %lanes, -1
@@ -248,7 +248,18 @@ entry:
   %bytes = load <32 x i32>, ptr %c.bytes, align 64{_splat("%sizes", "i32", "%size")}
   %short = icmp ne <32 x i32> %bytes, %sizes
   %short.bits = bitcast <32 x i1> %short to i32
-  %no.short = icmp eq i32 %short.bits, 0
+  %no.short = icmp eq i32 %short.bits, 0{load_field("shadow", "%shadow", "ptr")}
+  %unwatched = icmp eq ptr %shadow, null
+  br i1 %unwatched, label %go, label %watch
+watch:
+  %w.to = load <32 x i64>, ptr %copy, align 64
+  %w.size = zext i32 %size to i64
+  %w.site = load i32, ptr %c.site, align 4
+  %w.site64 = zext i32 %w.site to i64
+  call void @cudaops_watch_shared(ptr %ctx, <32 x i64> %w.to, i32 %ready, i64 %w.size, i32 {sanitizer.WRITE},
+    i64 %w.site64)
+  br label %go
+go:
   %everyone = icmp eq i32 %ready, -1
   %whole = and i1 %no.short, %everyone
   switch i32 %size, label %some [ {cases}]{whole}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cudaops.emulator import layout, sanitizer
 from cudaops.emulator.access import Site
@@ -11,14 +12,19 @@ from cudaops.emulator.lanes import WARP
 from cudaops.emulator.sanitizer import CHECKS, Record
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(NamedTuple):
     """Memory that a launch may access: `nbytes` from the host address on, named in messages."""
 
     address: int
     nbytes: int
     name: str
     initialised: bool = True  # False: the sanitizer reports bytes read before the launch wrote them
+
+
+_TRAPS = {
+    "__assertfail": "an assertion failed",
+    "call": "a call through a pointer, which points to none of the functions that could be called there",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,7 @@ class Place:
         argument, index, place = self.element(site, record.address)
         head = f"{self.kernel}: {site.file}:{site.line}: "
         who = f"block {block}, thread {thread} "
-        verb = "writes" if site.opcode.startswith(("st", "red", "atom")) else "reads"
+        verb = "writes" if site.opcode.startswith(("st", "red", "atom", "wmma.store", "mbarrier")) else "reads"
         match record.kind:
             case layout.ERROR_BARRIER:
                 text = (
@@ -69,9 +75,9 @@ class Place:
                     "thread; move it out of the branch"
                 )
             case layout.ERROR_DEADLOCK:
-                text = f"block {block}: deadlock, no warp can go on: {self._standing()}"
+                text = f"block {block}: deadlock, no warp can go on: {self._standing()}{self._hint()}"
             case layout.ERROR_TRAP:
-                what = "an assertion failed" if site.opcode == "__assertfail" else f"the kernel executed {site.opcode}"
+                what = _TRAPS.get(site.opcode, f"the kernel executed {site.opcode}")
                 text = f"block {block}, warp {record.warp}: {what}"
             case layout.ERROR_ARRIVALS:
                 text = f"{who}arrives by {site.opcode} at {place}, where this phase expects nobody any more"
@@ -84,6 +90,11 @@ class Place:
                 text = f"{who}{verb} {site.bytes} bytes {place}, which is not a multiple of {site.bytes} bytes away"
             case sanitizer.UNINITIALISED:
                 text = f"{who}reads {site.bytes} bytes {place}, which nothing has written"
+            case sanitizer.IN_FLIGHT:
+                text = (
+                    f"{who}reads {site.bytes} bytes {place}, which {self.other_line(record)} is still to bring; "
+                    "wait for its group, and then at a barrier"
+                )
             case sanitizer.RACE_SHARED:
                 text = f"{who}{verb} {place} in a race with {self.other_thread(record)}: no barrier lies between"
             case sanitizer.RACE_GLOBAL:
@@ -95,6 +106,10 @@ class Place:
                 )
             case sanitizer.INACTIVE_LANE:
                 text = f"{who}gets by {site.opcode} the value of lane {record.other}, which does not take part in it"
+            case sanitizer.NOT_MEMBER:
+                text = f"{who}executes {site.opcode} without being in its own member mask"
+            case sanitizer.MISSING_MEMBER:
+                text = f"{who}names lane {record.other} as a member of {site.opcode}, which that lane does not execute"
             case _:
                 verb = "writes" if record.kind == layout.ERROR_STORE else "reads"
                 text = f"{who}{verb} {site.bytes} bytes {self.outside(site, record.address)}"
@@ -110,6 +125,16 @@ class Place:
         for warp, (pc, number) in enumerate(self.warps):
             places.setdefault(number if pc > 0 else -1, []).append(warp)
         return "; ".join(self._standing_at(number, warps) for number, warps in places.items())
+
+    def _hint(self) -> str:
+        """What may be the matter where warps look at what other blocks should write."""
+        looks = any(pc > 0 and not self.sites[number].opcode.startswith("bar") for pc, number in self.warps)
+        if not looks or self.grid == (1, 1, 1):
+            return ""
+        return (
+            "; blocks are run in order, each to its end, and at once only as many as there are threads (under the "
+            "sanitizer one): let none wait for a later one, or launch fewer"
+        )
 
     def _standing_at(self, number: int, warps: Sequence[int]) -> str:
         who = f"warp {warps[0]}" if len(warps) == 1 else f"warps {_ranges(warps)}"
@@ -149,6 +174,8 @@ class Place:
         """(argument, index, words) of an address inside something known."""
         address &= 2**64 - 1
         size = max(site.bytes, 1)
+        if site.space == "local":
+            return None, None, "of its local memory"
         start, length = self.shared
         if start <= address < start + length:
             return "shared", address - start, f"shared[{address - start}] (bytes)"

@@ -155,7 +155,7 @@ class _Inliner:
             body.blocks.append((f"{other}.call", []))
             self._paste(callee, outputs, inputs, after, body, chain)
             body.blocks.append((other, []))
-        body.blocks[-1][1].append(Instruction("trap", ("trap",), (), ins.file, ins.line))
+        body.blocks[-1][1].append(Instruction("call", ("trap",), (), ins.file, ins.line))
 
     def _size(self, body: _Body, operand: Operand) -> int:
         assert isinstance(operand, Sym)

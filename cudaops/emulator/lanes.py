@@ -9,11 +9,12 @@ instruction applied to the scalars of the operands.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cudaops.emulator.bounds import Counters, narrowed, widened
-from cudaops.emulator.control import Flow, results, sources
+from cudaops.emulator.control import Flow, members_of, results, sources
 from cudaops.emulator.ptx import TYPE_BITS, Imm, Instruction, Mem, Operand, Pair, Reg, Special, Sym
 
 WARP = 32
@@ -64,9 +65,12 @@ VARYING = Lanes(None)
 UNIFORM = Lanes(ZERO)
 
 
+def _trailing_zeros(value: int) -> int:
+    return 64 if value == 0 else (value & -value).bit_length() - 1
+
+
 def constant(value: int) -> Lanes:
-    zeros = 64 if value == 0 else (value & -value).bit_length() - 1
-    return Lanes(ZERO, value, value, zeros)
+    return Lanes(ZERO, value, value, _trailing_zeros(value))
 
 
 def uniform(low: int | None, high: int | None, zeros: int = 0) -> Lanes:
@@ -197,9 +201,10 @@ class LaneAnalysis:
                 return constant(self.symbols[name]) if name in self.symbols else UNIFORM
             case Mem(base, offset):
                 lanes = self.of(base)
+                zeros = min(lanes.zeros, _trailing_zeros(offset))
                 if lanes.low is None or lanes.high is None:
-                    return Lanes(lanes.offsets)
-                return Lanes(lanes.offsets, lanes.low + offset, lanes.high + offset)
+                    return Lanes(lanes.offsets, None, None, zeros)
+                return Lanes(lanes.offsets, lanes.low + offset, lanes.high + offset, zeros)
         return VARYING
 
     def _special(self, name: str) -> Lanes:
@@ -340,7 +345,8 @@ class LaneAnalysis:
             low, high = _load_interval(ins)
             return uniform(low, high)
         if base in ("vote", "activemask", "redux"):
-            return UNIFORM
+            members = members_of(ins)
+            return VARYING if members is not None and not self.of(members).uniform else UNIFORM
         if base == "elect":
             return VARYING
         if base in _VARYING_ALWAYS and not {"test_wait", "try_wait", "pending_count"} & set(ins.parts):
@@ -398,8 +404,7 @@ def _fit(lanes: Lanes, bits: int) -> Lanes:
         signed = value - (1 << bits) if value >> (bits - 1) else value
         if low not in (value, signed):
             low = high = signed
-        zeros = 64 if low == 0 else (low & -low).bit_length() - 1
-        return Lanes(lanes.offsets, low, high, zeros)
+        return Lanes(lanes.offsets, low, high, _trailing_zeros(low))
     if low < -(1 << (bits - 1)) or high >= 1 << bits:
         return Lanes(lanes.offsets, None, None, lanes.zeros)
     return lanes
@@ -547,7 +552,7 @@ def _mask_and(a: Lanes, mask: int, bits: int) -> Lanes:
     span = a.span
     if span is not None and span[0] >= 0 and mask & (mask + 1) == 0 and span[1] <= mask and _scalar_within(a, mask):
         return a  # the mask changes nothing
-    zeros = 64 if mask == 0 else (mask & -mask).bit_length() - 1
+    zeros = _trailing_zeros(mask)
     high = mask if not mask >> (bits - 1) else None
     if a.disjoint and a.offsets is not None:
         if a.low is not None and a.high is not None and a.low >= 0:
@@ -594,7 +599,25 @@ def _bits(ins: Instruction, v: Values) -> Lanes | None:
         zeros = min(v[0].zeros, v[1].zeros)
         low, high = _bit_interval(op, v[0], v[1])
         return Lanes(ZERO, low, high if high is None else high >> zeros << zeros, zeros)
-    return Lanes(None, *_bit_interval(op, v[0], v[1]))
+    return _lane_by_lane(op, v[0], v[1]) or Lanes(None, *_bit_interval(op, v[0], v[1]))
+
+
+def _lane_by_lane(op: str, a: Lanes, b: Lanes) -> Lanes | None:
+    """a and b where below some bit all is known, and above it the two S are alone: an address swizzled by its row."""
+    act = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}[op]
+    unknown = min((x.zeros for x in (a, b) if not x.constant), default=64)
+    below = (1 << unknown) - 1
+    known = [x.low & below if x.constant and x.low is not None else 0 for x in (a, b)]  # of S
+    low_bits = [[o + k for o in x.offsets or ()] for x, k in zip((a, b), known, strict=True)]
+    if not all(bits and min(bits) >= 0 and max(bits) <= below for bits in low_bits):
+        return None
+    offsets = tuple(act(x, y) - act(*known) for x, y in zip(*low_bits, strict=True))
+    if a.constant and b.constant and a.low is not None and b.low is not None:
+        both = constant(act(a.low, b.low))
+        return Lanes(offsets, both.low, both.high, both.zeros)
+    zeros = min(a.zeros, b.zeros)
+    low, high = _bit_interval(op, Lanes(ZERO, a.low, a.high), Lanes(ZERO, b.low, b.high))
+    return Lanes(offsets, low, high if high is None else high >> zeros << zeros, zeros)
 
 
 def _or_interval(a: Lanes, b: Lanes, bits: int) -> tuple[int | None, int | None]:

@@ -26,12 +26,13 @@ LAUNCH = {
             "local_bytes",
             "log",
             "findings",  # of the sanitizer; 0: it is off
-            "shadows",  # a pair of pointers for each buffer: races, initialisation
+            "shadows",  # for each buffer where its shadow arrays are, and how far apart (shadow.py)
             "granule_shift",  # log2 of bytes: an element of the shadows of buffers
             "released",  # a byte for each block: it has done a fence and then an atomic
             "copies",  # 1: its warps ask for copies
             "workers",
-            "idle",  # workers that have no block left, or one in which no warp goes on
+            "finished",  # workers that have no block left
+            "standing",  # an epoch << 16 | workers that have looked in vain since it began; see turns.py
         ]
     )
 }
@@ -56,6 +57,9 @@ WORKER = {
             "slots",
             "wide8",
             "wide16",
+            "wide_store8",
+            "wide_store16",
+            "cold_wide16",
             "load8",
             "load16",
             "load32",
@@ -74,6 +78,7 @@ WORKER = {
             "cold_store64",
             "hull",
             "allowed",
+            "misaligned",
             "printf",
             "poll",
             "budget",  # loop iterations until the next poll
@@ -81,17 +86,28 @@ WORKER = {
             "steps",  # of the block, up to the last poll
             "steps_limit",  # 0: none
             "watch",
+            "watch_shared_load",
+            "watch_shared_store",
+            "watch_global_load",
+            "watch_global_store",
+            "watch_local_load",
+            "watch_local_store",
             "aligned",
             "inactive",
+            "members",
             "tick_warp",
-            "shadow",  # of shared memory, sanitizer.SHARED_SHADOW
-            "shadow_words",
+            "shadow",  # of shared memory, where that of address 0 would be; 0: the sanitizer is off
+            "shadow_distance",  # bytes from one array of it to the next
             "shadow_shift",  # log2 of bytes: an element of it
-            "shared_init",
+            "local_shadow",
+            "local_words",  # elements for a warp
+            "local_shift",
+            "born",  # clock before anything that the block did
             "clock",  # moves on at every barrier
             "block_clock",  # when the block's last one was
             "warp_clocks",  # when each warp's last one was
-            "fenced",  # the block has done a fence
+            "fenced",  # the block has done a fence for other blocks
+            "fenced_block",  # or one for its own threads
             "acquired",  # the block has done an atomic
             "python",  # functions of CPython that run signal handlers; 0 but for the thread that called
             "raised_type",  # what a signal handler raised
@@ -121,8 +137,9 @@ WORKER = {
 }
 WORKER_BYTES = 8 * len(WORKER)
 
-# A slot caches the extent that an access site found last: address, bytes.
-SLOT_BYTES = 16
+# A slot caches the extent that an access site found last: address, bytes; of a buffer also its entry in `shadows`.
+SLOT_BYTES = 32
+SLOT_SIZE, SLOT_SHADOW, SLOT_DISTANCE = 8, 16, 24
 SHARED_SLOT, LOCAL_SLOT, FIRST_SLOT = 0, 1, 2
 
 # Which extents an access may touch.

@@ -58,6 +58,9 @@ def machine_code(ir: str, cpu: tuple[str, str] | None = None) -> bytes:
     """An object file for `cpu` (default: this one)."""
     binding = _binding()
     name, features = cpu or host()
+    # LLVM puts vzeroupper at the end of functions that promise (preserve_allcc) to keep all registers, which clears the
+    # upper halves of their callers'; the scheduler does it once, when all is done.
+    features += ",-vzeroupper"
     with _lock:
         target = binding.Target.from_default_triple()
         machine = target.create_target_machine(cpu=name, features=features, opt=2, reloc="pic", codemodel="jitdefault")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from cudaops.environment import variable
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +41,7 @@ def current() -> Options:
     found = _current.get()
     if found is not None:
         return found
-    return _SANITIZED if os.environ.get("CUDAOPS_SANITIZE") == "1" else _DEFAULT
+    return _SANITIZED if variable(b"CUDAOPS_SANITIZE") == b"1" else _DEFAULT
 
 
 @contextmanager

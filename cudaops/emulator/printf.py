@@ -10,6 +10,8 @@ from cudaops.emulator import layout
 
 _SPECIFIER = re.compile(r"%([-+ #0]*)(\d+|\*)?(?:\.(\d+|\*))?(hh|h|ll|l|z|j|t|L)?([diouxXeEfFgGaAcsp%n])")
 
+_WIDEST = 4096
+
 
 def lines(log: bytes, string_at: Callable[[int], str]) -> Iterator[str]:
     """The text of each printf, blocks in ascending order and in a block as they came.
@@ -51,6 +53,10 @@ def format_c(pattern: str, arguments: bytes, string_at: Callable[[int], str]) ->
             width = str(int.from_bytes(take(4), "little", signed=True))
         if precision == "*":
             precision = str(int.from_bytes(take(4), "little", signed=True))
+        if kind == "n":  # writes nothing on a GPU
+            take(8)
+            return ""
+        width, precision = (_bounded(text) for text in (width, precision))
         head = "%" + flags + (width or "") + (f".{precision}" if precision is not None else "")
         if kind in "eEfFgGaA":
             value = struct.unpack("<d", take(8))[0]
@@ -71,6 +77,11 @@ def format_c(pattern: str, arguments: bytes, string_at: Callable[[int], str]) ->
         return (head + {"i": "d", "u": "d"}.get(kind, kind)) % number
 
     return _SPECIFIER.sub(one, pattern)
+
+
+def _bounded(text: str | None) -> str | None:
+    """A width or a precision, which may be what is left in a register: no more than a line can want."""
+    return text and str(max(min(int(text), _WIDEST), -_WIDEST))
 
 
 def _hexadecimal(value: float, flags: str, width: str | None, kind: str) -> str:

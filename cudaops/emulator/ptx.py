@@ -10,6 +10,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from cudaops.errors import EmulatorError
 
@@ -184,6 +185,11 @@ class Module:
         return [name for name in self.functions if name in found]
 
 
+def _of_toolkit(path: str) -> bool:
+    """Whether a header lies in a folder of CUDA's own."""
+    return any((folder / "cuda_fp16.h").exists() for folder in Path(path).parents if folder.is_absolute())
+
+
 def parse(text: str) -> Module:
     """Read a PTX module. Raises EmulatorError naming the PTX line that it cannot read."""
     parser = _Parser(text)
@@ -200,9 +206,9 @@ def parse(text: str) -> Module:
 MALFORMED = (LookupError, ValueError, TypeError, AttributeError, AssertionError, RecursionError)
 
 _FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
-_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+\d+(?:.*inlined_at\s+(\d+)\s+(\d+))?")
+_LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
 _LABEL = re.compile(r"([\w$%]+)\s*:(?!:)")
-_REG = re.compile(r"\.reg\s+\.(\w+)\s+(.*)", re.S)
+_REG = re.compile(r"\.reg\s*\.(\w+)\s+(.*)", re.S)
 _HEAD = re.compile(r"(?:\.(?:visible|weak|extern|common)\s+)*\.(entry|func)\b(.*)", re.S)
 _VARIABLE = re.compile(
     r"((?:\.(?:visible|weak|extern|common|managed)\s+)*)\.(global|const|shared|local|param)\s+"
@@ -233,7 +239,9 @@ class _Parser:
     def __init__(self, text: str) -> None:
         # Inline assembly may hold C comments; NVRTC itself writes // alone.
         self.text = re.sub(r"/\*.*?\*/", lambda found: "\n" * found[0].count("\n") or " ", text, flags=re.S)
-        self.files: dict[int, str] = {int(n): path for n, path in _FILE.findall(text)}
+        self.files: dict[str, str] = dict(_FILE.findall(text))
+        self.toolkit = {n for n, path in self.files.items() if _of_toolkit(path)}
+        self.callers: dict[tuple[str, ...], tuple[str, ...]] = {}  # place in the source -> what it is inlined at
         self.line = 1  # of the text
         self.where = ("", 0)
         self.scopes: list[dict[str, str]] = []
@@ -338,6 +346,19 @@ class _Parser:
             if depth == 0:
                 return
 
+    def _user_line(self, loc: re.Match[str]) -> tuple[str, int]:
+        """(file, line) of a .loc; for code of the toolkit's headers, where the user's code calls it."""
+        place, caller = loc.group(1, 2, 3), loc.group(4, 5, 6)
+        if caller[0] is None:
+            self.callers.pop(place, None)
+        elif caller != place:
+            self.callers[place] = caller
+        for _ in range(len(self.callers)):
+            if place[0] not in self.toolkit or place not in self.callers:
+                break
+            place = self.callers[place]
+        return self.files.get(place[0], "?"), int(place[1])
+
     # -- declarations -------------------------------------------------------------------------------------------
     def _variable(self, text: str) -> Variable | None:
         match = _VARIABLE.match(text)
@@ -415,7 +436,7 @@ class _Parser:
             if kind == "loc":
                 match = _LOC.match(text)
                 if match is not None and match[2] != "0":  # line 0: code of the compiler's own, it stays where it was
-                    self.where = (self.files.get(int(match[1]), "?"), int(match[2]))
+                    self.where = self._user_line(match)
             elif kind == "open":
                 self.scopes.append({})
                 self.scope_variables.append({})

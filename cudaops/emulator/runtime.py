@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -28,12 +29,14 @@ from cudaops.emulator.lanes import WARP, Geometry
 from cudaops.emulator.options import Checks
 from cudaops.emulator.ptx import MALFORMED, Module, parse
 from cudaops.emulator.sanitizer import Record
+from cudaops.emulator.shadow import Shadow
 from cudaops.errors import EmulatorError, SanitizerError
 from cudaops.plan import LaunchConfig
 
 SECOND_THREAD_SECONDS = 200e-6  # less work than this is not worth waking another thread for
 T = TypeVar("T")
 _NO_EXTENT = -(1 << 62)  # length of an empty slot: nothing fits into it
+_LAUNCH_FIELDS = ctypes.c_int64 * len(layout.LAUNCH)
 _ANYWHERE = (1 << 63) - 1  # length of a slot when nothing is checked
 
 
@@ -45,7 +48,29 @@ def _module(key: str, ptx: str) -> Module:
 # -- code -------------------------------------------------------------------------------------------------------------
 _SUPPORT_SYMBOLS = [
     f"cudaops_{kind}{bits}" for kind in ("load", "store", "cold_load", "cold_store") for bits in (8, 16, 32, 64)
-] + [f"cudaops_{name}" for name in ("wide8", "wide16", "copy", "copy_commit", "copy_wait", "mbarrier")]
+] + [
+    f"cudaops_{name}"
+    for name in (
+        "wide8",
+        "wide16",
+        "wide_store8",
+        "wide_store16",
+        "cold_wide16",
+        "copy",
+        "copy_commit",
+        "copy_wait",
+        "mbarrier",
+        "aligned",
+        "inactive",
+        "misaligned",
+        "members",
+        "tick_warp",
+        "watch",
+    )
+]
+_SUPPORT_SYMBOLS += [
+    f"cudaops_watch_{memory}_{kind}" for memory in ("shared", "global", "local") for kind in ("load", "store")
+]
 
 
 @functools.cache
@@ -55,10 +80,6 @@ def _support() -> tuple[Any, dict[str, int]]:
         "cudaops_run",
         "cudaops_hull",
         "cudaops_allowed",
-        "cudaops_watch",
-        "cudaops_aligned",
-        "cudaops_inactive",
-        "cudaops_tick_warp",
         "cudaops_poll",
         "cudaops_printf",
         *_SUPPORT_SYMBOLS,
@@ -231,6 +252,7 @@ class _Worker:
         self.fields = (ctypes.c_int64 * len(layout.WORKER))()
         self.address = ctypes.addressof(self.fields)
         self.memory = {name: _aligned(64) for name in ("frames", "shared", "locals", "slots", "barriers", "copies")}
+        self.filled: tuple[bytes, bytes] = b"", b""  # a kernel's template, and what became of it here
 
     def reserve(self, name: str, size: int) -> int:
         """The address of at least `size` bytes."""
@@ -238,19 +260,20 @@ class _Worker:
             self.memory[name] = _aligned(size)
         return int(self.memory[name].ctypes.data)
 
-    def ready(self, template: list[int], sizes: _Sizes, launch: int, arguments: int) -> None:
+    def ready(self, template: bytes, sizes: _Sizes, launch: int, arguments: int) -> None:
         """Fill the structure for a launch."""
-        self.fields[:] = template  # type: ignore[assignment]
-        slots = self.reserve("slots", len(sizes.empty_slots))
-        ctypes.memmove(slots, sizes.empty_slots, len(sizes.empty_slots))
-        for name, value in (
-            ("launch", launch), ("arguments", arguments), ("slots", slots),
-            ("frames", self.reserve("frames", sizes.frames)), ("shared", self.reserve("shared", sizes.shared)),
-            ("locals", self.reserve("locals", sizes.locals)),
-            ("barriers", self.reserve("barriers", layout.BARRIERS_BYTES)),
-            ("copies", self.reserve("copies", sizes.copies)),
-        ):  # fmt: skip
-            self.fields[layout.WORKER[name] // 8] = value
+        if self.filled[0] is not template:  # the kernel before was another one
+            ctypes.memmove(self.address, template, len(template))
+            for name, size in (
+                ("slots", len(sizes.empty_slots)), ("frames", sizes.frames), ("shared", sizes.shared),
+                ("locals", sizes.locals), ("barriers", layout.BARRIERS_BYTES), ("copies", sizes.copies),
+            ):  # fmt: skip
+                self.set(name, self.reserve(name, size))
+            self.filled = template, bytes(self.fields)
+        ctypes.memmove(self.address, self.filled[1], len(template))
+        ctypes.memmove(self.get("slots"), sizes.empty_slots, len(sizes.empty_slots))
+        self.set("launch", launch)
+        self.set("arguments", arguments)
 
     def get(self, name: str) -> int:
         return int(self.fields[layout.WORKER[name] // 8])
@@ -325,11 +348,11 @@ def _wait_for_all(waiting: list[Future[None]], launch: ctypes.Array[ctypes.c_int
         raise interrupt
 
 
-def _structure(offsets: dict[str, int], **values: int) -> list[int]:
-    fields = [0] * len(offsets)
+def _structure(offsets: dict[str, int], **values: int) -> bytes:
+    fields = array("q", [0] * len(offsets))
     for name, value in values.items():
         fields[offsets[name] // 8] = value
-    return fields
+    return fields.tobytes()
 
 
 def _string_at(address: int, extents: Sequence[Buffer]) -> str:
@@ -361,7 +384,7 @@ class Prepared:
         self.blocks = gx * gy * gz
         local_bytes = info.local_bytes * WARP * warps
         empty = np.tile(
-            np.array([0, _NO_EXTENT if checks is Checks.BOUNDS else _ANYWHERE], dtype=np.int64), info.slots
+            np.array([0, _ANYWHERE if checks is Checks.NONE else _NO_EXTENT, 0, 0], dtype=np.int64), info.slots
         ).tobytes()
         copies = layout.COPIES_BYTES * warps if info.copies else 0
         self.sizes = _Sizes(warps * info.frame_bytes, self.shared_bytes, local_bytes, copies, empty)
@@ -369,8 +392,6 @@ class Prepared:
             layout.WORKER,
             nctaid_xy=gx | gy << 32, nctaid_z=gz, shared_bytes=self.shared_bytes, locals_bytes=local_bytes,
             hull=addresses["cudaops_hull"], allowed=addresses["cudaops_allowed"], poll=addresses["cudaops_poll"],
-            watch=addresses["cudaops_watch"], aligned=addresses["cudaops_aligned"],
-            inactive=addresses["cudaops_inactive"], tick_warp=addresses["cudaops_tick_warp"],
             budget=layout.POLL_EVERY, budget_start=layout.POLL_EVERY, printf=addresses["cudaops_printf"],
             globals=self.globals_table.ctypes.data,
             **{name.removeprefix("cudaops_"): addresses[name] for name in _SUPPORT_SYMBOLS},
@@ -387,33 +408,39 @@ class Prepared:
         chosen = options.current()
         if chosen.checks is not self.checks:  # prepared under other options than it is launched under
             return self.again()(arguments, buffers, threads)
-        parameters = ctypes.create_string_buffer(arguments, len(arguments) + 16)
-        own = Buffer(ctypes.addressof(parameters), len(arguments), "the kernel's parameters")
+        parameters = array("B", arguments + bytes(16))
+        own = Buffer(parameters.buffer_info()[0], len(arguments), "the kernel's parameters")
         extents = [*buffers, *self.global_buffers, own]
         extents += [
             Buffer(t.data_ptr(), t.untyped_storage().nbytes(), "a tensor of emulation()") for t in chosen.buffers
         ]
-        table = (ctypes.c_int64 * (2 * len(extents) + 1))(*(n for e in extents for n in (e.address, e.nbytes)))
+        table = array("q", [n for e in extents for n in (e.address, e.nbytes)])
         checked = self.checks is Checks.SANITIZER
         count = 1 if checked else self._threads(threads)
-        launch = (ctypes.c_int64 * len(layout.LAUNCH))(*self.launch_template)
+        launch = _LAUNCH_FIELDS.from_buffer_copy(self.launch_template)
         launch[layout.LAUNCH["chunk"] // 8] = max(1, self.blocks // (count * 16))
         launch[layout.LAUNCH["workers"] // 8] = count
         launch[layout.LAUNCH["buffer_count"] // 8] = len(extents)
-        launch[layout.LAUNCH["buffers"] // 8] = ctypes.addressof(table)
+        launch[layout.LAUNCH["buffers"] // 8] = table.buffer_info()[0]
         log = ctypes.create_string_buffer(layout.LOG_BYTES + 8) if self.code.info.prints else None
         if log is not None:
             launch[layout.LAUNCH["log"] // 8] = ctypes.addressof(log)
         workers = [_take_worker() for _ in range(count)]
         for worker in workers:
-            worker.ready(self.worker_template, self.sizes, ctypes.addressof(launch), ctypes.addressof(parameters))
+            worker.ready(self.worker_template, self.sizes, ctypes.addressof(launch), own.address)
             if chosen.max_steps is not None:
                 worker.set("steps_limit", chosen.max_steps)
                 worker.set("budget", min(chosen.max_steps, layout.POLL_EVERY))
                 worker.set("budget_start", min(chosen.max_steps, layout.POLL_EVERY))
-        shadow = _Shadow(self, extents, chosen) if checked else None
-        if shadow is not None:
-            shadow.attach(launch, workers[0])
+        findings = ctypes.create_string_buffer(sanitizer.FINDINGS_BYTES if checked else 1)
+        remembered: Shadow | None = None
+        if checked:
+            info, shared = self.code.info, (workers[0].get("shared"), self.shared_bytes)
+            remembered = Shadow(
+                info.sites, shared, info.local_bytes, self.geometry.warps, self.blocks, extents, chosen.uninitialised
+            )
+            remembered.attach(launch, workers[0].fields)
+            launch[layout.LAUNCH["findings"] // 8] = ctypes.addressof(findings)
         workers[0].set("python", ctypes.addressof(_PYTHON))
         start = time.perf_counter()
         waiting = [_workers().submit(self.run, worker.address) for worker in workers[1:]]
@@ -421,7 +448,7 @@ class Prepared:
             self.run(workers[0].address)
         finally:
             _wait_for_all(waiting, launch)
-        if (raised := _raised(workers[0])) is not None:
+        if workers[0].get("raised_type") and (raised := _raised(workers[0])) is not None:
             raise raised
         seconds = (time.perf_counter() - start) * count / max(self.blocks, 1)
         self.block_seconds = seconds if self.block_seconds is None else 0.7 * self.block_seconds + 0.3 * seconds
@@ -429,9 +456,10 @@ class Prepared:
             sys.stdout.write("".join(printf.lines(log.raw, lambda address: _string_at(address, extents))))
         faulty = [worker for worker in workers if worker.get("error_kind")]
         try:
-            if shadow is not None:
+            if remembered is not None:
+                remembered.give_back()
                 place = self._place(workers[0], extents, chosen.max_steps)
-                shadow.raise_findings(place, [_fault(worker) for worker in faulty])
+                _raise_findings(place, memoryview(findings), [_fault(worker) for worker in faulty])
             elif faulty:
                 first = min(faulty, key=lambda worker: worker.get("error_block"))
                 raise EmulatorError(self._place(first, extents, chosen.max_steps).finding(_fault(first)).message)
@@ -439,8 +467,9 @@ class Prepared:
             _idle_workers.extend(workers)
 
     def _threads(self, threads: int) -> int:
+        """At most `threads`: fewer if the work is short, unless blocks may wait for each other."""
         count = min(threads, self.blocks)
-        if count > 1 and self.block_seconds is not None:
+        if count > 1 and self.block_seconds is not None and not self.code.info.waits:
             count = min(count, 1 + int(self.block_seconds * self.blocks / SECOND_THREAD_SECONDS))
         return max(count, 1)
 
@@ -458,61 +487,15 @@ def _fault(worker: _Worker) -> Record:
     return Record(kind, site, -1, warp, lane, block, address, 0)
 
 
-class _Shadow:
-    """The sanitizer's memory for one launch."""
-
-    def __init__(self, prepared: Prepared, extents: Sequence[Buffer], chosen: options.Options) -> None:
-        self.findings = ctypes.create_string_buffer(sanitizer.FINDINGS_BYTES)
-        self.released = np.zeros(prepared.blocks, dtype=np.uint8)
-        sites = prepared.code.info.sites
-        granule = sanitizer.granule(sites, "shared")
-        words = -(-prepared.shared_bytes // granule)
-        self.shared = np.zeros(len(sanitizer.SHARED_SHADOW) * words + 1, dtype=np.int32)
-        self.shared_words, self.shared_shift = words, granule.bit_length() - 1
-        granule = sanitizer.granule(sites, "global")
-        self.buffer_shift = granule.bit_length() - 1
-        self.shared_init = np.zeros(prepared.shared_bytes + 16, dtype=np.uint8)
-        self.warp_clocks = np.zeros(prepared.geometry.warps, dtype=np.int32)
-        self.arrays: list[np.ndarray[Any, Any]] = []
-        self.pairs = np.zeros((len(extents), 2), dtype=np.int64)
-        fresh = [
-            (t.data_ptr(), t.untyped_storage().data_ptr() + t.untyped_storage().nbytes()) for t in chosen.uninitialised
-        ]
-        for n, extent in enumerate(extents):
-            races = np.zeros(len(sanitizer.GLOBAL_SHADOW) * -(-extent.nbytes // granule) + 1, dtype=np.int32)
-            self.pairs[n, 0] = races.ctypes.data
-            self.arrays.append(races)
-            end = extent.address + extent.nbytes
-            unset = [(max(a, extent.address), min(b, end)) for a, b in fresh if a < end and b > extent.address]
-            if extent.initialised and not unset:
-                continue
-            written = np.full(extent.nbytes, extent.initialised, dtype=np.uint8)
-            for a, b in unset:
-                written[a - extent.address : b - extent.address] = 0
-            self.pairs[n, 1] = written.ctypes.data
-            self.arrays.append(written)
-
-    def attach(self, launch: ctypes.Array[ctypes.c_int64], worker: _Worker) -> None:
-        for name, value in (
-            ("findings", ctypes.addressof(self.findings)), ("shadows", self.pairs.ctypes.data),
-            ("released", self.released.ctypes.data), ("granule_shift", self.buffer_shift),
-        ):  # fmt: skip
-            launch[layout.LAUNCH[name] // 8] = value
-        for name, value in (
-            ("shadow", self.shared.ctypes.data), ("shadow_words", self.shared_words),
-            ("shadow_shift", self.shared_shift),
-            ("shared_init", self.shared_init.ctypes.data), ("warp_clocks", self.warp_clocks.ctypes.data),
-        ):  # fmt: skip
-            worker.set(name, value)
-
-    def raise_findings(self, place: Place, faults: Sequence[Record]) -> None:
-        found = sanitizer.first_of_each([*sanitizer.records(self.findings.raw), *faults])
-        if not found:
-            return
-        findings = [place.finding(record) for record in found]
-        shown = "\n".join(f"  {f.check}: {f.message}" for f in findings[:10])
-        more = f"\n  and {len(findings) - 10} more in .findings" if len(findings) > 10 else ""
-        raise SanitizerError(f"{place.kernel}: {len(findings)} findings of the sanitizer\n{shown}{more}", findings)
+def _raise_findings(place: Place, log: memoryview, faults: Sequence[Record]) -> None:
+    """Raise what the sanitizer found in a launch, if anything."""
+    found = sanitizer.first_of_each([*sanitizer.records(log), *faults])
+    if not found:
+        return
+    findings = list({f.message: f for f in map(place.finding, found)}.values())  # copies of one line are one
+    shown = "\n".join("  " + f"{f.check}: {f.message}".removeprefix(": ") for f in findings[:10])
+    more = f"\n  and {len(findings) - 10} more in .findings" if len(findings) > 10 else ""
+    raise SanitizerError(f"{place.kernel}: {len(findings)} findings of the sanitizer\n{shown}{more}", findings)
 
 
 _prepared: dict[tuple[object, ...], Prepared] = {}

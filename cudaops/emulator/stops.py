@@ -2,7 +2,8 @@
 
 All lanes of a warp that run unmasked stop at one place. In a masked region lanes stop one by one: those at a barrier
 or at the head of a waiting loop stay there while the chain of blocks runs on for the others; what is left is looked at
-when the chain ends. A lane that holds what others of its warp wait for can so give it back.
+when the chain ends. A lane that holds what others of its warp wait for can so give it back. Lanes at a collective stay
+there until its members have come, or nothing else is left that could bring them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from cudaops.emulator import layout
 from cudaops.emulator.access import Accesses
-from cudaops.emulator.control import Region
+from cudaops.emulator.control import Region, is_aligned, is_barrier, is_collective, members_of
 from cudaops.emulator.layout import BARRIERS, FRAME, WORKER
 from cudaops.emulator.options import Checks
 from cudaops.emulator.ptx import Imm, Instruction, Operand
@@ -19,7 +20,9 @@ from cudaops.emulator.ptx import Imm, Instruction, Operand
 
 class Stops(Accesses):
     regions: list[Region]
+    region_of: dict[int, Region]
     needs_live: bool
+    given_up: str  # in the block of a collective: it runs though members are missing, which nothing can bring
 
     def poll(self, code: Sequence[Instruction]) -> None:
         raise NotImplementedError
@@ -42,6 +45,20 @@ class Stops(Accesses):
         """One warp runs in step, and has come to such a barrier when it is there."""
         return "sync" in ins.parts and len(ins.operands) == 1
 
+    def meetings(self, region: Region) -> list[int]:
+        """Blocks of a region that lanes stop in, in which they wait for others of their warp: those of collectives.
+
+        A barrier at which all of a warp should be at once is one for the sanitizer, which sees whether they are, where
+        some may be late.
+        """
+        watched = self.checks is Checks.SANITIZER and any(b in self.waits for b in region.chain)
+        found = []
+        for b in region.chain if region in self.stop_regions else ():
+            first = next(iter(self.flow.blocks[b].instructions), None)
+            if first is not None and (is_collective(first) or (watched and is_barrier(first) and is_aligned(first))):
+                found.append(b)
+        return found
+
     def live_at_stops(self) -> set[str]:
         """Registers that live across a stop."""
         live = self.flow.live_in
@@ -49,6 +66,7 @@ class Stops(Accesses):
         for stop in self.resumes:
             if isinstance(stop, Region):
                 after = [b + 1 for b in stop.chain if b in self.barriers] + [b for b in stop.chain if b in self.waits]
+                after += self.meetings(stop)
                 after += [stop.exit] if stop.exit is not None else []
                 found = found.union(*(live[b] for b in after))
             else:
@@ -59,7 +77,7 @@ class Stops(Accesses):
         """Names of the masks, 4 bytes each, that live across stops: zero when the warp starts."""
         found = []
         for region in self.stop_regions:
-            found += [f"m{b}" for b in region.chain if b in self.waits]
+            found += [f"m{b}" for b in region.chain if b in self.waits] + [f"m{b}" for b in self.meetings(region)]
             for b in region.chain:
                 if b in self.barriers:
                     found += [f"w{b}", f"id{b}"]
@@ -184,17 +202,89 @@ class Stops(Accesses):
         old = self.emit(f"load i32, ptr %w{b}, align 4")
         self.line(f"store i32 {self.binary('or', 'i32', old, self.bits_of(mask))}, ptr %w{b}, align 4")
 
+    def meet(self, b: int, mask: str, done: str) -> str:
+        """Of the lanes that are at a collective, those whose members have all come; the others stay."""
+        ins = self.flow.blocks[b].instructions[0]
+        elsewhere = self._any(self.emit(f"load i32, ptr %m{o}, align 4") for o in self._same_barrier(b))
+        here = self.binary("or", "i32", self.bits_of(mask), elsewhere)
+        if elsewhere != "0":  # whoever has been released has not come again
+            left = self.emit("load i32, ptr %partners, align 4")
+            here = self.binary("and", "i32", here, self.binary("xor", "i32", left, "-1"))
+        away = self.binary("and", "i32", self.live_bits(), self.binary("xor", "i32", here, "-1"))
+        missing, members = self.splat_value("i32", away), members_of(ins)
+        if members is not None:
+            named = self.read(members, "b32", vector=True)
+            missing = self.binary("and", "<32 x i32>", missing, named)
+        ready = self.binary("and", "<32 x i1>", mask, self.emit(f"icmp eq <32 x i32> {missing}, zeroinitializer"))
+        if elsewhere != "0":
+            ready = self._release(mask, ready, named, elsewhere)
+        loose = self.emit("load i32, ptr %loose, align 4")
+        self.given_up = self.emit(f"icmp eq i32 {loose}, {b}")
+        ready = self.emit(f"select i1 {self.given_up}, <32 x i1> {mask}, <32 x i1> {ready}")
+        self.line(f"store i32 {self.emit(f'select i1 {self.given_up}, i32 -1, i32 {loose}')}, ptr %loose, align 4")
+        self.line(f"store <32 x i1> {self.binary('xor', '<32 x i1>', mask, ready)}, ptr %m{b}, align 4")
+        go_on = self.label("meet")
+        some = self.emit(f"icmp ne i32 {self.bits_of(ready)}, 0")
+        self.line(f"br i1 {some}, label %{go_on}, label %{done}")
+        self.place(go_on)
+        return ready
+
+    def _same_barrier(self, b: int) -> list[int]:
+        """Other places in b's region at which lanes come to the same barrier of the warp (bar.warp.sync is one)."""
+        blocks = self.flow.blocks
+        if blocks[b].instructions[0].base != "bar" or b in self.barriers:
+            return []
+        others = (o for o in self.meetings(self.region_of[b]) if o != b and o not in self.barriers)
+        return [o for o in others if blocks[o].instructions[0].base == "bar"]
+
+    def _release(self, mask: str, ready: str, named: str, elsewhere: str) -> str:
+        """Lanes of `mask` that may go on: `ready` ones, with whom those elsewhere whom they name go on, and lanes that
+        have been released so."""
+        released = self.emit("load i32, ptr %partners, align 4")
+        free = self.emit(f"bitcast i32 {released} to <32 x i1>")
+        first = self.binary("and", "<32 x i1>", ready, self.emit(f"xor <32 x i1> {free}, splat (i1 true)"))
+        partners = self.emit(f"select <32 x i1> {first}, <32 x i32> {named}, <32 x i32> zeroinitializer")
+        name = self.declare("llvm.vector.reduce.or.v32i32", "i32", "<32 x i32>")
+        partners = self.binary("and", "i32", self.emit(f"call i32 @{name}(<32 x i32> {partners})"), elsewhere)
+        ready = self.binary("and", "<32 x i1>", mask, self.binary("or", "<32 x i1>", ready, free))
+        gone = self.binary("xor", "i32", self.bits_of(ready), "-1")
+        left = self.binary("and", "i32", self.binary("or", "i32", released, partners), gone)
+        self.line(f"store i32 {left}, ptr %partners, align 4")
+        return ready
+
+    def _give_up(self, meetings: dict[int, str], head: str) -> None:
+        """Nothing else goes on: run those released from elsewhere, or give up the first of the collectives."""
+        first = "-1"
+        for b, lanes in reversed(meetings.items()):
+            first = self.emit(f"select i1 {self.emit(f'icmp ne i32 {lanes}, 0')}, i32 {b}, i32 {first}")
+        partners = self.emit("icmp ne i32 " + self.emit("load i32, ptr %partners, align 4") + ", 0")
+        self.line(f"store i32 {self.emit(f'select i1 {partners}, i32 -1, i32 {first}')}, ptr %loose, align 4")
+        self.line(f"br label %{head}")
+
     def stop_region(self, region: Region, head: str, leave: str) -> None:
         """The chain has been run: go round again for lanes in waiting loops, end the turn, or leave the region."""
         headers = [b for b in region.chain if b in self.waits]
         barriers = [b for b in region.chain if b in self.barriers]
         parked = {b: self.emit(f"load i32, ptr %m{b}, align 4") for b in headers}
         held = {b: self.emit(f"load i32, ptr %w{b}, align 4") for b in barriers}
+        meeting = {b: self.emit(f"load i32, ptr %m{b}, align 4") for b in self.meetings(region)}
         looping, waiting = self._any(parked.values()), self._any(held.values())
         loops = self.emit(f"icmp ne i32 {looping}, 0")
         some = self.emit(f"icmp ne i32 {self.binary('or', 'i32', looping, waiting)}, 0")
-        stop, again, end = self.label("stop"), self.label("again"), self.label("give")
-        self.line(f"br i1 {some}, label %{stop}, label %{leave}")
+        if meeting:  # those whom others have released at another place come first
+            none = self.emit("icmp eq i32 " + self.emit("load i32, ptr %partners, align 4") + ", 0")
+            some = self.binary("and", "i1", some, none)
+        stop, again, end, alone = self.label("stop"), self.label("again"), self.label("give"), self.label("alone")
+        self.line(f"br i1 {some}, label %{stop}, label %{alone}")
+        self.place(alone)
+        if meeting:
+            together, free = self.emit(f"icmp ne i32 {self._any(meeting.values())}, 0"), self.label("free")
+            self.line(f"br i1 {together}, label %{free}, label %{leave}")
+            self.place(free)
+            self.poll(self.flow.blocks[region.chain[0]].instructions)
+            self._give_up(meeting, head)
+        else:
+            self.line(f"br label %{leave}")
         self.place(stop)
         go_on = self.binary("and", "i1", loops, self.emit(f"xor i1 {self._looked_enough()}, true"))
         self.line(f"br i1 {go_on}, label %{again}, label %{end}")

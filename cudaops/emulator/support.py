@@ -5,7 +5,8 @@ Compiled once for a machine and reached through function pointers in the worker 
 
 from __future__ import annotations
 
-from cudaops.emulator import copies, layout, mbarriers, sanitizer, turns
+from cudaops.emulator import copies, hull, layout, mbarriers, natural, sanitizer, shadow, turns, watch
+from cudaops.emulator.function import assembled
 from cudaops.emulator.layout import LAUNCH, SPACES, WORKER
 from cudaops.emulator.text import load_field as _field
 
@@ -13,6 +14,7 @@ ATTRIBUTES = (
     'attributes #0 = { nounwind alignstack=64 "frame-pointer"="none" "prefer-vector-width"="512" '
     '"min-legal-vector-width"="512" }\n'
     '!0 = !{!"branch_weights", i32 2000, i32 1}\n'
+    '!1 = !{!"branch_weights", i32 1, i32 2000}\n'
 )
 
 
@@ -22,10 +24,12 @@ def ir() -> str:
         parts.append(_load(bits))
         parts.append(_store(bits))
         parts.append(_cold(bits))
-    parts += [_wide(8), _wide(16)]
+    parts += [_wide(size, store=store) for size in (8, 16) for store in (False, True)]
+    parts.append(_cold_wide())
     parts.append(_printf())
     parts.append(_poll())
-    parts.append(sanitizer.ir())
+    parts.append(natural.ir())
+    parts.append(assembled([*sanitizer.functions(), *shadow.functions(), *watch.functions(), *hull.functions()]))
     parts.append(copies.ir())
     parts.append(mbarriers.ir())
     parts.append(turns.ir())
@@ -39,6 +43,7 @@ _DECLARATIONS = """
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 declare void @llvm.x86.sse.ldmxcsr(ptr)
 declare void @llvm.x86.sse.stmxcsr(ptr)
+declare void @llvm.x86.avx.vzeroupper()
 """
 
 
@@ -95,15 +100,24 @@ try:
   %g.c = icmp uge i64 %end, %start
   %g.ab = and i1 %g.a, %g.b
   %g.in = and i1 %g.ab, %g.c
-  br i1 %g.in, label %yes, label %next
+  br i1 %g.in, label %found, label %next
 next:
   %n.next = add i64 %n, 1
   br label %loop
+found:{_field("shadows", "%shadows", "ptr", LAUNCH, "%launch")}
+  %watched = icmp ne ptr %shadows, null
+  br i1 %watched, label %remember, label %yes
+remember:
+  %shadow = getelementptr [2 x i64], ptr %shadows, i64 %n
+  %place = load [2 x i64], ptr %shadow, align 8
+  %mine.shadow = getelementptr i8, ptr %mine, i64 {layout.SLOT_SHADOW}
+  store [2 x i64] %place, ptr %mine.shadow, align 8
+  br label %yes
 yes:
-  %low = phi i64 [ %s.low, %shared ], [ %l.low, %local ], [ %g.low, %try ]
-  %size = phi i64 [ %s.size, %shared ], [ %l.size, %local ], [ %g.size, %try ]
+  %low = phi i64 [ %s.low, %shared ], [ %l.low, %local ], [ %g.low, %found ], [ %g.low, %remember ]
+  %size = phi i64 [ %s.size, %shared ], [ %l.size, %local ], [ %g.size, %found ], [ %g.size, %remember ]
   store i64 %low, ptr %mine, align 8
-  %mine.size = getelementptr i8, ptr %mine, i64 8
+  %mine.size = getelementptr i8, ptr %mine, i64 {layout.SLOT_SIZE}
   store i64 %size, ptr %mine.size, align 8
   ret i1 true
 no:
@@ -296,24 +310,31 @@ spread{g}:
     return text + "\ng4:\n  ret void\n}\n"
 
 
-def _wide(size: int) -> str:
-    """wide(ctx, addresses, mask, site, slot, spaces, out): `size` bytes of every lane, side by side at `out`.
+def _wide(size: int, *, store: bool) -> str:
+    """wide(ctx, addresses, mask, site, slot, spaces, wide): `size` bytes of every lane, side by side at `wide`.
 
-    Lanes that may not read give zeros.
+    Lanes that may not read give zeros. wide_store is the way back.
     """
     v = f"<{size // 4} x i32>"
+
+    def move(lane: str, address: str, place: str) -> str:
+        to, source = (address, place) if store else (place, address)
+        return f"""
+  %x{lane} = load {v}, ptr {source}, align 1
+  store {v} %x{lane}, ptr {to}, align 1"""
+
     moves = "".join(
         f"""
   %p{lane}.at = getelementptr i64, ptr %places, i64 {lane}
   %p{lane} = load ptr, ptr %p{lane}.at, align 8
-  %x{lane} = load {v}, ptr %p{lane}, align 1
-  %o{lane} = getelementptr i8, ptr %result, i64 {lane * size}
-  store {v} %x{lane}, ptr %o{lane}, align {size}"""
+  %o{lane} = getelementptr i8, ptr %wide, i64 {lane * size}{move(str(lane), f"%p{lane}", f"%o{lane}")}"""
         for lane in range(32)
     )
+    zeros = f"call void @llvm.memset.p0.i64(ptr %wide, i8 0, i64 {32 * size}, i1 false)"
+    name, kind = ("wide_store", layout.ERROR_STORE) if store else ("wide", layout.ERROR_ACCESS)
     return f"""
-define void @cudaops_wide{size}(ptr %ctx, <32 x i64> %addresses, i32 %mask, {_WHERE}, ptr %result) #0 {{
-{_check(8 * size, layout.ERROR_ACCESS)}
+define void @cudaops_{name}{size}(ptr %ctx, <32 x i64> %addresses, i32 %mask, {_WHERE}, ptr %wide) #0 {{
+{_check(8 * size, kind)}
   %places = alloca <32 x i64>, align 64
   store <32 x i64> %addresses, ptr %places, align 64
   %all = icmp eq i32 %good, -1
@@ -321,7 +342,7 @@ define void @cudaops_wide{size}(ptr %ctx, <32 x i64> %addresses, i32 %mask, {_WH
 every:{moves}
   ret void
 some:
-  call void @llvm.memset.p0.i64(ptr %result, i8 0, i64 {32 * size}, i1 false)
+  {"" if store else zeros}
   br label %next
 next:
   %lane = phi i64 [ 0, %some ], [ %lane.next, %more ]
@@ -333,16 +354,24 @@ next:
 move:
   %q.at = getelementptr i64, ptr %places, i64 %lane
   %q = load ptr, ptr %q.at, align 8
-  %y = load {v}, ptr %q, align 1
   %to = mul i64 %lane, {size}
-  %r = getelementptr i8, ptr %result, i64 %to
-  store {v} %y, ptr %r, align {size}
+  %r = getelementptr i8, ptr %wide, i64 %to{move(".one", "%q", "%r")}
   br label %more
 more:
   %lane.next = add i64 %lane, 1
   %end = icmp eq i64 %lane.next, 32
   br i1 %end, label %done, label %next
 done:
+  ret void
+}}
+"""
+
+
+def _cold_wide() -> str:
+    return f"""
+define preserve_allcc void @cudaops_cold_wide16(ptr %ctx, ptr %places, i32 %mask, {_WHERE}, ptr %wide) #0 {{
+  %addresses = load <32 x i64>, ptr %places, align 64
+  call void @cudaops_wide16(ptr %ctx, <32 x i64> %addresses, i32 %mask, {_WHERE}, ptr %wide)
   ret void
 }}
 """

@@ -3,17 +3,21 @@
 In a round every warp that has something to do gets a turn, which lasts until the warp ends, waits at a barrier, or has
 looked often enough at what another warp is to write. After a round the barriers that all have come to are complete.
 A block of which no warp can go on is a deadlock; where warps look at memory, only if no other worker can change it.
+
+That is agreed on in epochs. A worker that has gone on since it last said it stood, or that ends, begins a new one: what
+it has changed may be what others look at. Those who have looked in vain since an epoch began say so. When all have, but
+for the workers that ended, none will ever go on.
 """
 
 from __future__ import annotations
 
-from cudaops.emulator import layout
+from cudaops.emulator import layout, native
 from cudaops.emulator.layout import BARRIERS, FRAME, LAUNCH, WORKER
 from cudaops.emulator.text import load_field
 
 
 def ir() -> str:
-    return _complete() + _run()
+    return _complete() + _new_epoch() + _run()
 
 
 def _complete() -> str:
@@ -118,6 +122,28 @@ declare i16 @llvm.ctpop.i16(i16)
 """
 
 
+def _new_epoch() -> str:
+    """new_epoch(standing): begin an epoch, in which nobody has looked yet; its number."""
+    return """
+define i64 @cudaops_new_epoch(ptr %standing) noinline #0 {
+entry:
+  %first = load atomic i64, ptr %standing seq_cst, align 8
+  br label %try
+try:
+  %old = phi i64 [ %first, %entry ], [ %found, %try ]
+  %full = or i64 %old, 65535
+  %new = add i64 %full, 1
+  %exchanged = cmpxchg ptr %standing, i64 %old, i64 %new seq_cst seq_cst
+  %found = extractvalue { i64, i1 } %exchanged, 0
+  %done = extractvalue { i64, i1 } %exchanged, 1
+  br i1 %done, label %out, label %try
+out:
+  %epoch = lshr i64 %new, 16
+  ret i64 %epoch
+}
+"""
+
+
 def _run() -> str:
     """run(ctx): take chunks of blocks from the launch's counter until none is left; the warps of a block in turns."""
     fields = load_field("launch", "%launch", "ptr")
@@ -132,7 +158,8 @@ def _run() -> str:
     fields += load_field("copies", "%copies", "ptr")
     for name, at in (
         ("error_kind", "error"), ("warp", "warp"), ("block", "block"), ("done", "done"), ("fenced", "fenced"),
-        ("acquired", "acquired"), ("shared_init", "init"), ("steps", "steps"), ("budget", "budget"),
+        ("fenced_block", "fenced_block"),
+        ("acquired", "acquired"), ("steps", "steps"), ("budget", "budget"),
         ("budget_start", "budget_start"), ("steps_limit", "steps_limit"), ("progress", "progress"),
         ("error_site", "error_site"), ("error_warp", "error_warp"), ("error_block", "error_block"),
         ("error_lane", "error_lane"), ("error_address", "error_address"),
@@ -148,7 +175,8 @@ entry:
   call void @llvm.x86.sse.ldmxcsr(ptr %new.csr){fields}
   %counter = getelementptr i8, ptr %launch, i64 {LAUNCH["next_block"]}
   %abort = getelementptr i8, ptr %launch, i64 {LAUNCH["abort"]}
-  %idle = getelementptr i8, ptr %launch, i64 {LAUNCH["idle"]}
+  %finished.at = getelementptr i8, ptr %launch, i64 {LAUNCH["finished"]}
+  %standing.at = getelementptr i8, ptr %launch, i64 {LAUNCH["standing"]}
   %ctaid.x = getelementptr i8, ptr %ctx, i64 {WORKER["ctaid_xy"]}
   %ctaid.y = getelementptr i8, ptr %ctx, i64 {WORKER["ctaid_xy"] + 4}
   %ctaid.z = getelementptr i8, ptr %ctx, i64 {WORKER["ctaid_z"]}
@@ -181,21 +209,17 @@ block:
   store i32 %x32, ptr %ctaid.x, align 4
   store i32 %y32, ptr %ctaid.y, align 4
   store i32 %z32, ptr %ctaid.z, align 4
-  call void @cudaops_tick(ptr %ctx)
+  call void @cudaops_born(ptr %ctx)
   store i64 0, ptr %fenced.at, align 8
+  store i64 0, ptr %fenced_block.at, align 8
   store i64 0, ptr %acquired.at, align 8
   call void @llvm.memset.p0.i64(ptr %barriers, i8 0, i64 {layout.BARRIERS_BYTES}, i1 false)
   br i1 %has.shared, label %poison.shared, label %reset
 poison.shared:
   call void @llvm.memset.p0.i64(ptr %shared, i8 -1, i64 %shared.bytes, i1 false)
-  %init = load ptr, ptr %init.at, align 8
-  %no.init = icmp eq ptr %init, null
-  br i1 %no.init, label %reset, label %forget
-forget:
-  call void @llvm.memset.p0.i64(ptr %init, i8 0, i64 %shared.bytes, i1 false)
   br label %reset
 reset:
-  %r = phi i64 [ 0, %block ], [ 0, %poison.shared ], [ 0, %forget ], [ %r.next, %reset.next ]
+  %r = phi i64 [ 0, %block ], [ 0, %poison.shared ], [ %r.next, %reset.next ]
   %r.offset = mul i64 %r, %frame.bytes
   %r.frame = getelementptr i8, ptr %frames, i64 %r.offset
   store <16 x i32> zeroinitializer, ptr %r.frame, align 4
@@ -210,8 +234,10 @@ reset.next:
   %r.more = icmp ult i64 %r.next, %warps
   br i1 %r.more, label %reset, label %round
 round:
-  %stuck = phi i64 [ 0, %reset.next ], [ 0, %moving ], [ %stuck.next, %standing ], [ 0, %last.look ]
-  %sure = phi i1 [ false, %reset.next ], [ false, %moving ], [ %sure, %standing ], [ true, %last.look ]
+  %stuck = phi i64 [ 0, %reset.next ], [ 0, %moving ], [ %stuck.next, %standing ], [ 0, %look.again ]
+  ; the epoch since the start of which this worker looks in vain, -1: none yet; and whether it has said so
+  %epoch = phi i64 [ -1, %reset.next ], [ -1, %moving ], [ %epoch, %standing ], [ %epoch.next, %look.again ]
+  %said = phi i1 [ false, %reset.next ], [ false, %moving ], [ %said, %standing ], [ %said.next, %look.again ]
   br label %warp
 warp:
   %w = phi i64 [ 0, %round ], [ %w.next, %warp.end ]
@@ -285,29 +311,32 @@ standing:
   %long = icmp ugt i64 %stuck.next, {layout.STUCK_ROUNDS}
   br i1 %long, label %stands.still, label %round
 stands.still:
-  br i1 %sure, label %deadlock, label %ask
-ask:
-  ; this one worker, and those that are idle: is any left that could change what is looked at?
-  %others = load atomic i64, ptr %idle seq_cst, align 8
-  %with.me = add i64 %others, 1
-  %alone = icmp uge i64 %with.me, %workers
-  br i1 %alone, label %last.look, label %give.way
-give.way:
-  ; two workers whose blocks wait for blocks not yet begun: they count each other as idle
-  %mark = atomicrmw add ptr %idle, i64 1 seq_cst
-  br label %linger
-linger:
-  %spin = phi i64 [ 0, %give.way ], [ %spin.next, %linger ]
-  %seen = load atomic volatile i64, ptr %idle seq_cst, align 8
-  %spin.next = add i64 %spin, 1
-  %patient = icmp ult i64 %spin.next, {1 << 24}
-  %someone = icmp ult i64 %seen, %workers
-  %wait.on = and i1 %patient, %someone
-  br i1 %wait.on, label %linger, label %lingered
-lingered:
-  %unmark = atomicrmw sub ptr %idle, i64 1 seq_cst
-  br i1 %someone, label %moving, label %last.look
-last.look:
+  %finished = load atomic i64, ptr %finished.at seq_cst, align 8
+  %fresh = icmp eq i64 %epoch, -1
+  br i1 %fresh, label %begin, label %say
+begin:
+  %begun = call i64 @cudaops_new_epoch(ptr %standing.at)
+  br label %look.again
+say:
+  %now = load atomic i64, ptr %standing.at seq_cst, align 8
+  %epoch.now = lshr i64 %now, 16
+  %same = icmp eq i64 %epoch.now, %epoch
+  br i1 %same, label %count, label %look.again
+count:
+  %one = zext i1 %said to i64
+  %one.more = xor i64 %one, 1
+  %now.more = add i64 %now, %one.more
+  %exchanged = cmpxchg ptr %standing.at, i64 %now, i64 %now.more seq_cst seq_cst
+  %counted.me = extractvalue {{ i64, i1 }} %exchanged, 1
+  %said.now = or i1 %said, %counted.me
+  %stand = and i64 %now.more, 65535
+  %stand.or.ended = add i64 %stand, %finished
+  %everyone = icmp uge i64 %stand.or.ended, %workers
+  %agreed = and i1 %everyone, %counted.me
+  br i1 %agreed, label %deadlock, label %look.again
+look.again:
+  %epoch.next = phi i64 [ %begun, %begin ], [ %epoch.now, %say ], [ %epoch, %count ]
+  %said.next = phi i1 [ false, %begin ], [ false, %say ], [ %said.now, %count ]
   br label %round
 deadlock:
   store i64 {layout.ERROR_DEADLOCK}, ptr %error.at, align 8
@@ -343,8 +372,14 @@ fail:
   store atomic i64 1, ptr %abort monotonic, align 8
   br label %out
 out:
-  %finished = atomicrmw add ptr %idle, i64 1 seq_cst
-  call void @llvm.x86.sse.ldmxcsr(ptr %old.csr)
+  %ends = call i64 @cudaops_new_epoch(ptr %standing.at)
+  %ended.before = atomicrmw add ptr %finished.at, i64 1 seq_cst
+  call void @llvm.x86.sse.ldmxcsr(ptr %old.csr){_vzeroupper()}
   ret void
 }}
 """
+
+
+def _vzeroupper() -> str:
+    """Code that follows may not know of wide registers, and would be slow while they are in use."""
+    return "" if native.vector_extension() == "SSE" else "\n  call void @llvm.x86.avx.vzeroupper()"

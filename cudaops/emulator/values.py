@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable
 
-from cudaops.emulator import layout
+from cudaops.emulator import layout, native
 from cudaops.emulator.approximate import APPROXIMATE
 from cudaops.emulator.control import Flow
 from cudaops.emulator.lanes import LANE, WARP, ZERO, Geometry, LaneAnalysis, Lanes
@@ -28,12 +28,15 @@ class Values(Text):
         self.module, self.function, self.geometry = module, function, geometry
         self.checks = checks
         self._lay_out_memory(dynamic_shared)
-        self.flow = Flow(function)
-        self.analysis = LaneAnalysis(
-            self.flow, geometry, self.shared_offsets | self.parameters, self.local_bytes, frozenset(self.local_offsets)
-        )
+        for collectives in (False, True):
+            self.flow = Flow(function, collectives)
+            symbols, local = self.shared_offsets | self.parameters, frozenset(self.local_offsets)
+            self.analysis = LaneAnalysis(self.flow, geometry, symbols, self.local_bytes, local)
+            if not self.flow.stops_at_collectives(self.analysis.masked):
+                break
         self.globals_used: list[str] = []
         self.tables: dict[str, str] = {}  # constant data that the code refers to
+        self.helpers: dict[str, str] = {}  # functions that this kernel's instructions call
         self.homes: dict[str, str] = {}  # register -> pointer to where it lives between blocks
         # state of the block being written
         self.block = 0
@@ -134,6 +137,10 @@ class Values(Text):
 
     # -- operations -------------------------------------------------------------------------------------------------
     def emit(self, text: str) -> str:
+        if text.startswith("load <32 x i1>") and native.vector_extension() != "AVX-512":
+            # Without mask registers LLVM would take a vector of bits from memory bit by bit.
+            word = super().emit(text.replace("<32 x i1>", "i32", 1))
+            return super().emit(f"bitcast i32 {word} to <32 x i1>")
         name = super().emit(text)
         op = text.split(" ", 1)[0]
         if op in ("fsub", "fadd", "fmul"):
@@ -144,9 +151,22 @@ class Values(Text):
         """An intrinsic whose operands and result are all of `type_`."""
         ty = self.ty(type_)
         if name.startswith("cudaops."):
-            return APPROXIMATE[name.removeprefix("cudaops.")](self, values[0])
+            return self._approximated(name.removeprefix("cudaops."), values[0])
         full = self.declare(f"{name}.{self.suffix(type_)}", ty, ", ".join([ty] * len(values)))
         return self.emit(f"call {ty} @{full}({', '.join(f'{ty} {v}' for v in values)})")
+
+    def _approximated(self, name: str, value: str) -> str:
+        """By a function of its own: these are long, and LLVM takes more than twice the time for twice the code."""
+        ty = self.ty("f32")
+        full = f"cudaops_{name}_{self.suffix('f32')}"
+        if full not in self.helpers:
+            outside, self.lines = self.lines, []
+            result = APPROXIMATE[name](self, "%x")
+            body, self.lines = self.lines, outside
+            self.helpers[full] = "\n".join(
+                [f"define internal {ty} @{full}({ty} %x) noinline #0 {{", *body, f"  ret {ty} {result}", "}"]
+            )
+        return self.emit(f"call {ty} @{full}({ty} {value})")
 
     def call_raw(self, name: str, type_: str, arguments: str, result: str = "", suffix: str = "") -> str:
         """An intrinsic with its arguments given as text, `type value, ...`."""

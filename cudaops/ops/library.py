@@ -95,6 +95,37 @@ def needs_autograd(*tensors: torch.Tensor | None) -> bool:
     return any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def plain(*tensors: torch.Tensor | None) -> bool:
+    """Whether a call may go to its kernel directly, because nothing that the dispatcher does is wanted: no gradient, no
+    subclass, mode, transform, cast, trace, or view to resolve.
+
+    The dispatcher takes more time than all else that is done before a launch.
+    """
+    if (
+        torch.compiler.is_compiling()  # first: what traces this does not look at the rest
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._is_any_autocast_enabled()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.profiler._is_profiler_enabled
+        or needs_autograd(*tensors)
+    ):
+        return False
+    return all(
+        type(x) in _PLAIN and (x.is_cpu or x.is_cuda) and not (x.is_conj() or x.is_neg())
+        for x in tensors
+        if x is not None
+    )
+
+
+def layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """All that a plan and an output depend on, quick to make and to look up."""
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() & 15
+
+
 def below_autograd() -> Any:
     """A context in which an op's call skips the Autograd key."""
     return torch._C._AutoDispatchBelowAutograd()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from cudaops.launch import arch_of, launch, spec_of
+from cudaops.launch import arch_of, spec_of
 from cudaops.ops import library
 from cudaops.ops.matmul import (
     few_batch_dims,
@@ -17,8 +17,9 @@ from cudaops.ops.matmul import (
     gradient_of_right,
     matmul,
     matmul_batched,
+    run,
 )
-from cudaops.ops.matmul_plan import plan_matmul
+from cudaops.ops.matmul_plan import Product, plan_matmul, plan_product
 from cudaops.ops.matmul_problem import result_shape
 from cudaops.plan import Plan, TensorSpec
 
@@ -75,6 +76,8 @@ def linear(
     for name, extra in (("bias", bias), ("residual", residual)):
         if not (extra is None or isinstance(extra, torch.Tensor)):
             library.check_tensors("linear", input=input, weight=weight, **{name: extra})
+    if library.plain(input, weight, bias, residual):
+        return _kernel(input, weight, bias, residual, activation=activation)
     if library.transforms_active():
         return _composed(input, weight, bias, residual, activation)
     if activation is not None and activation not in _BACKWARD and library.needs_autograd(input, weight, bias, residual):
@@ -156,26 +159,20 @@ def plan_linear(
 ) -> Plan:
     """Plan one launch: tensors (out, input, weight, bias, residual). Arguments and errors as `plan_matmul`'s, weight as
     `linear`'s."""
-    turned = TensorSpec(weight.shape[::-1], weight.strides[::-1], weight.dtype, weight.alignment)
     return plan_matmul(
-        input, turned, bias, residual, arch=arch, activation=activation, tf32=tf32, config=config, op="linear"
+        input, _turned(weight), bias, residual, arch=arch, activation=activation, tf32=tf32, config=config, op="linear"
     )
+
+
+def _turned(weight: TensorSpec) -> TensorSpec:
+    return TensorSpec(weight.shape[::-1], weight.strides[::-1], weight.dtype, weight.alignment)
 
 
 # ---- run ----
 
 
-@lru_cache(maxsize=4096)
-def _plan(
-    input: TensorSpec,
-    weight: TensorSpec,
-    bias: TensorSpec | None,
-    residual: TensorSpec | None,
-    activation: str | None,
-    arch: str,
-    tf32: bool,
-) -> Plan:
-    return plan_linear(input, weight, bias, residual, arch=arch, activation=activation, tf32=tf32)
+_MOST_KNOWN = 4096
+_known: dict[tuple[Any, ...], tuple[tuple[int, ...], Product]] = {}  # the result's shape, for what one launch does
 
 
 def _kernel(
@@ -186,20 +183,33 @@ def _kernel(
     *,
     activation: str | None = None,
 ) -> torch.Tensor:
-    shape = _result_shape(input, weight, bias, residual)
-    if 0 in shape:
-        return input.new_empty(shape)
-    if input.shape[-1] == 0:  # nothing to add up: torch's elementwise ops finish
-        return _finished(input.new_zeros(shape), bias, residual, activation)
-    if bias is not None and not _is_row(bias):
-        residual = bias if residual is None else bias + residual
-        bias = None
-    input, weight = few_batch_dims(input, weight)
-    extras = tuple(None if extra is None else spec_of(extra) for extra in (bias, residual))
-    tf32 = library.reads_tf32(input)
-    plan = _plan(spec_of(input), spec_of(weight), *extras, activation, arch_of(input.device), tf32)
-    out = input.new_empty(shape)
-    launch(plan, (out, input, weight, *(out if extra is None else extra for extra in (bias, residual))))
+    tf32, arch = library.reads_tf32(input), arch_of(input.device)
+    layouts = (None if x is None else library.layout_of(x) for x in (input, weight, bias, residual))
+    key = (*layouts, activation, tf32, arch)
+    known = _known.get(key)
+    if known is None:
+        shape = _result_shape(input, weight, bias, residual)
+        if 0 in shape:
+            return input.new_empty(shape)
+        if input.shape[-1] == 0:  # nothing to add up: torch's elementwise ops finish
+            return _finished(input.new_zeros(shape), bias, residual, activation)
+        if bias is not None and not _is_row(bias):
+            return _kernel(input, weight, None, bias if residual is None else bias + residual, activation=activation)
+        fewer = few_batch_dims(input, weight)
+        if fewer[0] is not input:
+            return _kernel(*fewer, bias, residual, activation=activation)
+        extras = [None if x is None else spec_of(x) for x in (bias, residual)]
+        turned = _turned(spec_of(weight))
+        known = (
+            shape,
+            plan_product(spec_of(input), turned, *extras, arch=arch, activation=activation, tf32=tf32, op="linear"),
+        )
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[key] = known
+    shape, product = known
+    out = torch.empty(shape, dtype=input.dtype, device=input.device)
+    run(product, out, input, weight, bias, residual)
     return out
 
 

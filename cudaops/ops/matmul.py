@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,9 +10,9 @@ import torch
 from cudaops.launch import arch_of, launch, spec_of
 from cudaops.ops import library
 from cudaops.ops.matmul_configs import MATMUL_CONFIGS
-from cudaops.ops.matmul_plan import plan_matmul
+from cudaops.ops.matmul_plan import Product, plan_matmul, plan_product
 from cudaops.ops.matmul_problem import MAX_BATCH_DIMS, problem_of, result_shape
-from cudaops.plan import Plan, TensorSpec
+from cudaops.plan import TensorSpec
 
 __all__ = ["MATMUL_CONFIGS", "matmul", "plan_matmul"]
 
@@ -38,6 +37,8 @@ def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """
     if not (isinstance(input, torch.Tensor) and isinstance(other, torch.Tensor)):
         library.check_tensors("matmul", input=input, other=other)
+    if library.plain(input, other):
+        return _kernel(input, other)
     if library.transforms_active():
         return _TransformedMatmul.apply(input, other)
     return _op(input, other)
@@ -46,31 +47,62 @@ def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 # ---- run ----
 
 
-@lru_cache(maxsize=4096)
-def _prepared(
+_MOST_KNOWN = 4096
+_known: dict[tuple[Any, ...], tuple[tuple[int, ...], Product | None]] = {}  # result's shape; None: nothing to add up
+
+
+def _kernel(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    conjugate, negative = (False, False), False
+    if input.is_conj() or other.is_conj() or input.is_neg() or other.is_neg():
+        input, other, conjugate, negative = _without_views(input, other)
+    tf32, arch = library.reads_tf32(input), arch_of(input.device)
+    key = (library.layout_of(input), library.layout_of(other), arch, conjugate, negative, tf32)
+    known = _known.get(key)
+    if known is None:
+        library.check_together("matmul", input, other)
+        fewer = few_batch_dims(input, other)
+        known = _planned(spec_of(fewer[0]), spec_of(fewer[1]), arch, conjugate, negative, tf32)
+        if fewer[0] is input and fewer[1] is other:
+            if len(_known) >= _MOST_KNOWN:
+                _known.clear()
+            _known[key] = known
+        input, other = fewer
+    shape, product = known
+    out = torch.empty(shape, dtype=input.dtype, device=input.device)
+    if product is None:
+        return out.zero_()
+    run(product, out, input, other)
+    return out
+
+
+def run(
+    product: Product,
+    out: torch.Tensor,
+    input: torch.Tensor,
+    other: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+) -> None:
+    """Launch what makes a product."""
+    bias, residual = out if bias is None else bias, out if residual is None else residual
+    if product.workspace is None:
+        launch(product.launches[0], (out, input, other, bias, residual))
+        return
+    dtype, count = product.workspace
+    parts = torch.empty(count, dtype=getattr(torch, dtype), device=out.device)
+    launch(product.launches[0], (parts, input, other, parts, parts))
+    launch(product.launches[1], (out, parts, bias, residual))
+
+
+def _planned(
     input: TensorSpec, other: TensorSpec, arch: str, conjugate: tuple[bool, bool], negative: bool, tf32: bool
-) -> tuple[tuple[int, ...], Plan | None]:
+) -> tuple[tuple[int, ...], Product | None]:
     """The result's shape, and the plan unless there is nothing to add up."""
     shape = result_shape(input.shape, other.shape)
     if 0 in shape or input.shape[-1] == 0:
         return shape, None
     alpha = -1 if negative else 1
-    return shape, plan_matmul(input, other, arch=arch, conjugate=conjugate, alpha=alpha, tf32=tf32)
-
-
-def _kernel(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    library.check_together("matmul", input, other)
-    conjugate, negative = (False, False), False
-    if input.is_conj() or other.is_conj() or input.is_neg() or other.is_neg():
-        input, other, conjugate, negative = _without_views(input, other)
-    input, other = few_batch_dims(input, other)
-    tf32 = library.reads_tf32(input)
-    shape, plan = _prepared(spec_of(input), spec_of(other), arch_of(input.device), conjugate, negative, tf32)
-    out = input.new_empty(shape)
-    if plan is None:
-        return out.zero_()
-    launch(plan, (out, input, other, out, out))
-    return out
+    return shape, plan_product(input, other, arch=arch, conjugate=conjugate, alpha=alpha, tf32=tf32)
 
 
 def _without_views(

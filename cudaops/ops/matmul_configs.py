@@ -175,6 +175,38 @@ MMA_CONFIGS = (
 MMA_MULTIPLY = {"float16": "f16", "bfloat16": "bf16", "int8": "s8", "uint8": "u8", "float32": "tf32"}
 
 
+# ---- many small matrices ----
+
+BATCHED = "batched"
+_SMALL = 64  # rows and columns of a matrix that one block makes, with others
+_BATCHED_TILE = {4: 4, 8: 2, 16: 1}  # by bytes computed in: outputs of a thread each way, and elements of k at once
+_BATCHED_THREADS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class BatchedConfig:
+    """One way to run matmul_batched: `threads_m` x `threads_n` threads a matrix, `matrices` a block."""
+
+    tile: int
+    threads_m: int
+    threads_n: int
+    matrices: int
+
+    @property
+    def threads(self) -> int:
+        """Threads in a block."""
+        return self.matrices * self.threads_m * self.threads_n
+
+
+def batched_config(rows: int, columns: int, computed: int) -> BatchedConfig | None:
+    """The configuration for matrices of `rows` x `columns` outputs; None: a tile does better."""
+    tile = _BATCHED_TILE[computed]
+    threads_m, threads_n = (1 << (-(-n // tile) - 1).bit_length() for n in (rows, columns))
+    if max(rows, columns) > _SMALL or threads_m * threads_n > _BATCHED_THREADS:
+        return None
+    return BatchedConfig(tile, threads_m, threads_n, _BATCHED_THREADS // (threads_m * threads_n))
+
+
 # ---- few rows ----
 
 SKINNY = "skinny"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from cudaops.errors import LaunchError, UnsupportedError
 from cudaops.ops.matmul_configs import (
+    BATCHED,
     MATMUL_CONFIGS,
     MMA_CONFIGS,
     MMA_MULTIPLY,
@@ -18,10 +19,11 @@ from cudaops.ops.matmul_configs import (
     MatmulConfig,
     MmaConfig,
     SkinnyConfig,
+    batched_config,
     is_legal,
     skinny_config,
 )
-from cudaops.ops.matmul_problem import MAX_BATCH_DIMS, Operand, Problem, problem_of
+from cudaops.ops.matmul_problem import MAX_BATCH_DIMS, Operand, Problem, Residual, problem_of
 from cudaops.plan import (
     DTYPES,
     MAX_GRID,
@@ -73,7 +75,7 @@ def plan_matmul(
         conjugate: of input, of other: multiply by the complex conjugate.
         out: `'int32'` for a product of int8 or uint8 that is not cut to its operands' type.
         tf32: float32 may be read as tf32.
-        config: the name of one of MATMUL_CONFIGS or MMA_CONFIGS, or `'skinny'`; None chooses.
+        config: the name of one of MATMUL_CONFIGS or MMA_CONFIGS, `'skinny'`, `'batched'`; None chooses.
         op: the name the plan goes by.
 
     Raises:
@@ -84,7 +86,6 @@ def plan_matmul(
     """
     if input.dtype not in DTYPES:
         raise UnsupportedError(f"{op}: no kernel for {input.dtype}; there is one for {', '.join(DTYPES)}")
-    dtype = DTYPES[input.dtype]
     known = ACTIVATIONS if input.dtype in _FLOATS else ACTIVATIONS[: 1 if input.dtype.startswith("complex") else 2]
     if activation not in known:
         raise UnsupportedError(f"{op}: no activation {activation!r} for {input.dtype}; there is {known}")
@@ -94,44 +95,189 @@ def plan_matmul(
             f"{op}: {len(problem.sizes)} batch dimensions that cannot be merged, the kernel takes {MAX_BATCH_DIMS}; "
             "make the operands contiguous"
         )
-    sms = sm_count(arch)
-    launch: _Launch | None
-    if out is None or out == input.dtype:
-        worth = config is not None or problem.a.outer * problem.b.outer * problem.k >= _MMA_WORK
-        launch = _skinny(problem, dtype, sms, config)
-        launch = launch or (_mma(problem, input.dtype, input.dtype, arch, tf32, config) if worth else None)
-        launch = launch or _tiled(problem, dtype, sms, config, op)
-    else:
-        launch = _mma(problem, input.dtype, out, arch, tf32, config) if out == "int32" else None
-        if launch is None or DTYPES[input.dtype].itemsize != 1:
-            raise UnsupportedError(
-                f"{op}: no kernel gives {out} for {input.dtype} on {arch}; int32 is for int8 and uint8, from sm_80 on"
-            )
-    bias_stride = bias.strides[-1] if bias is not None and bias.shape and bias.shape[-1] > 1 else 0
-    fits = max(launch.problem.largest, bias_stride, launch.blocks * _RASTER_ROWS) <= _INT_MAX
-    first, second = conjugate[::-1] if launch.swap else conjugate
+    how = _How(op, input.dtype, out or input.dtype, arch, tf32, config, conjugate)
+    return _plan(_choose(problem, how), how, _Finish(bias, residual is not None, activation, alpha, beta))
+
+
+# ---- a sum in parts ----
+
+_PARTIAL = {"float16": "float32", "bfloat16": "float32", "int8": "int32", "uint8": "int32", "int16": "int32"}
+_LEAST_PART = 512  # elements of k that a part has at least, for the sums to be worth writing and reading again
+_PART_UNIT = 64  # of which a part's k is a multiple, so that all parts are aligned as the first is
+_MOST_WORKSPACE = 64 << 20  # bytes
+_SUM_THREADS = 256  # of matmul_split_sum
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The launches that make a product: one, or one of partial sums and one that adds them up.
+
+    `workspace` is the dtype and number of the partial sums. Tensors of the launches: (out, input, other, bias,
+    residual); or (workspace, input, other, workspace, workspace) and (out, workspace, bias, residual).
+    """
+
+    launches: tuple[Plan, ...]
+    workspace: tuple[str, int] | None = None
+
+
+def plan_product(
+    input: TensorSpec,
+    other: TensorSpec,
+    bias: TensorSpec | None = None,
+    residual: TensorSpec | None = None,
+    *,
+    arch: str,
+    activation: str | None = None,
+    alpha: Number = 1,
+    beta: Number = 1,
+    conjugate: tuple[bool, bool] = (False, False),
+    tf32: bool = False,
+    op: str = "matmul",
+) -> Product:
+    """Plan a product, its sum in parts where it is long and its outputs are too few to keep the GPU busy.
+
+    The parts are added up in order, so that the result is repeatable. Arguments and errors as `plan_matmul`'s.
+    """
+    whole = plan_matmul(
+        input, other, bias, residual, arch=arch, activation=activation, alpha=alpha, beta=beta, conjugate=conjugate,
+        tf32=tf32, op=op,
+    )  # fmt: skip
+    problem = problem_of(input, other, op, residual)
+    partial = _PARTIAL.get(input.dtype, input.dtype)
+    parts, k = _parts(problem, whole, DTYPES[partial].itemsize, sm_count(arch))
+    if parts == 1:
+        return Product((whole,))
+    how = _How(op, input.dtype, partial, arch, tf32, None, conjugate)
+    sums = _plan(_choose(problem.split(parts, k), how), how, _Finish())
+    finish = _Finish(bias, residual is not None, activation, alpha, beta)
+    outputs = problem.a.outer * problem.b.outer * problem.batches
+    return Product((sums, _sum(problem, parts, partial, input.dtype, op, finish)), (partial, parts * outputs))
+
+
+def _parts(problem: Problem, whole: Plan, itemsize: int, sms: int) -> tuple[int, int]:
+    """(parts of the sum, k of each but the last)"""
+    if whole.source.entry in ("matmul_skinny", "matmul_batched") or len(problem.sizes) == MAX_BATCH_DIMS:
+        return 1, problem.k
+    outputs = problem.a.outer * problem.b.outer * problem.batches
+    parts = min(sms // whole.config.blocks, problem.k // _LEAST_PART, _MOST_WORKSPACE // (outputs * itemsize))
+    if parts < 2:
+        return 1, problem.k
+    k = -(-problem.k // (parts * _PART_UNIT)) * _PART_UNIT
+    return -(-problem.k // k), k
+
+
+def _sum(problem: Problem, parts: int, partial: str, out: str, op: str, finish: _Finish) -> Plan:
+    outputs = problem.a.outer * problem.b.outer * problem.batches
+    fits = max(problem.largest, finish.bias_stride) <= _INT_MAX
     defines: dict[str, object] = {
-        "ELEMENT": dtype.ctype,
-        "SCALAR": dtype.scalar,
+        "ELEMENT": DTYPES[out].ctype,
+        "PARTIAL": DTYPES[partial].ctype,
+        "SCALAR": DTYPES[out].scalar,
         "INDEX": "int" if fits else "long long",
-        **launch.defines,
-        "BIAS": 0 if bias is None else 2 if launch.swap else 1,
-        "ACTIVATION": ACTIVATIONS.index(activation),
-        "RESIDUAL": int(residual is not None),
-        "SCALED": int(alpha != 1 or (residual is not None and beta != 1)),
+        **finish.defines(swap=False),
     }
-    if launch.entry != "matmul_mma":
-        defines |= {"A_CONJ": int(first), "B_CONJ": int(second), "SWAP": int(launch.swap)}
-    grid_y = -(-launch.blocks // MAX_GRID[0])
+    fill = MAX_BATCH_DIMS - len(problem.sizes)
+    r = problem.residual or Residual(0, 0, (0,) * len(problem.sizes))
+    sizes = (1,) * fill + problem.sizes
     return Plan(
         op=op,
-        source=KernelSource(
-            f"{launch.entry}.cu", launch.entry, tuple((name, str(value)) for name, value in defines.items())
+        source=KernelSource("matmul_split_sum.cu", "matmul_split_sum", tuple((k, str(v)) for k, v in defines.items())),
+        config=LaunchConfig(_grid(-(-outputs // _SUM_THREADS)), (_SUM_THREADS, 1, 1)),
+        scalars=(
+            *(finish.bias_stride, r.m_stride, r.n_stride, *(0,) * fill, *r.batch, *sizes[1:]),
+            *(problem.a.outer, problem.b.outer, parts, outputs, finish.alpha, finish.beta),
         ),
-        config=LaunchConfig((-(-launch.blocks // grid_y), grid_y, 1), (launch.threads, 1, 1), launch.smem_bytes),
-        scalars=(*launch.problem.scalars(bias_stride, c_n=launch.entry != "matmul_mma"), alpha, beta),
-        reason=f"{launch.reason}: {launch.blocks} blocks for {sms} SMs",
+        reason=f"adds up {parts} parts of the sum, in order",
     )
+
+
+# ---- one launch ----
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """What a launch depends on beside the problem."""
+
+    op: str
+    dtype: str
+    out: str
+    arch: str
+    tf32: bool
+    config: str | None
+    conjugate: tuple[bool, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Finish:
+    """What becomes of the sums."""
+
+    bias: TensorSpec | None = None
+    residual: bool = False
+    activation: str | None = None
+    alpha: Number = 1
+    beta: Number = 1
+
+    @property
+    def bias_stride(self) -> int:
+        return self.bias.strides[-1] if self.bias is not None and self.bias.shape and self.bias.shape[-1] > 1 else 0
+
+    def defines(self, swap: bool) -> dict[str, object]:
+        """As epilogue.cuh's kernels take them."""
+        return {
+            "BIAS": 0 if self.bias is None else 2 if swap else 1,
+            "ACTIVATION": ACTIVATIONS.index(self.activation),
+            "RESIDUAL": int(self.residual),
+            "SCALED": int(self.alpha != 1 or (self.residual and self.beta != 1)),
+        }
+
+
+def _choose(problem: Problem, how: _How) -> _Launch:
+    dtype, sms = DTYPES[how.dtype], sm_count(how.arch)
+    launch: _Launch | None
+    if how.out == how.dtype or problem.k_total:
+        worth = how.config is not None or problem.a.outer * problem.b.outer * problem.extent >= _MMA_WORK
+        launch = None if problem.k_total else _skinny(problem, dtype, sms, how.config) or _batched(problem, dtype, how)
+        launch = launch or (_mma(problem, how) if worth else None)
+        return launch or _tiled(problem, dtype, sms, how.config, how.op)
+    launch = _mma(problem, how) if how.out == "int32" else None
+    if launch is None or dtype.itemsize != 1:
+        raise UnsupportedError(
+            f"{how.op}: no kernel gives {how.out} for {how.dtype} on {how.arch}; int32 is for int8 and uint8, from "
+            "sm_80 on"
+        )
+    return launch
+
+
+def _plan(launch: _Launch, how: _How, finish: _Finish) -> Plan:
+    problem, mma = launch.problem, launch.entry == "matmul_mma"
+    fits = max(problem.largest, finish.bias_stride, launch.blocks * _RASTER_ROWS) <= _INT_MAX
+    defines: dict[str, object] = {
+        "ELEMENT": DTYPES[how.dtype].ctype,
+        "SCALAR": DTYPES[how.dtype].scalar,
+        "INDEX": "int" if fits else "long long",
+        **launch.defines,
+        **finish.defines(launch.swap),
+    }
+    if not mma:
+        first, second = how.conjugate[::-1] if launch.swap else how.conjugate
+        defines |= {"A_CONJ": int(first), "B_CONJ": int(second), "SWAP": int(launch.swap)}
+    tiled = launch.entry in ("matmul_simt", "matmul_mma")
+    if tiled:
+        defines |= {"OUTPUT": DTYPES[how.out].ctype, "SPLIT": int(problem.k_total > 0)}
+    scalars = problem.scalars(finish.bias_stride, c_n=not mma, k_total=tiled)
+    return Plan(
+        op=how.op,
+        source=KernelSource(f"{launch.entry}.cu", launch.entry, tuple((k, str(v)) for k, v in defines.items())),
+        config=LaunchConfig(_grid(launch.blocks), (launch.threads, 1, 1), launch.smem_bytes),
+        scalars=(*scalars, finish.alpha, finish.beta),
+        reason=f"{launch.reason}: {launch.blocks} blocks for {sm_count(how.arch)} SMs",
+    )
+
+
+def _grid(blocks: int) -> tuple[int, int, int]:
+    """The blocks on x, with y taking over where x ends."""
+    y = -(-blocks // MAX_GRID[0])
+    return -(-blocks // y), y, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +297,11 @@ class _Launch:
 # ---- tensor cores ----
 
 
-def _mma(problem: Problem, dtype: str, out: str, arch: str, tf32: bool, name: str | None) -> _Launch | None:
+def _mma(problem: Problem, how: _How) -> _Launch | None:
     """The launch of matmul_mma, where the arch has the instructions and copies, and the type is theirs."""
+    dtype, out, arch, name = how.dtype, how.out, how.arch, how.config
     multiply = MMA_MULTIPLY.get(dtype)
-    if multiply is None or (multiply == "tf32" and not tf32) or int(arch.removeprefix("sm_").rstrip("af")) < 80:
+    if multiply is None or (multiply == "tf32" and not how.tf32) or int(arch.removeprefix("sm_").rstrip("af")) < 80:
         return None
     smem, sms = limits_of(arch).smem_per_block, sm_count(arch)
     fitting = [c for c in MMA_CONFIGS if c.smem_bytes <= smem and name in (None, c.name)]
@@ -162,7 +309,7 @@ def _mma(problem: Problem, dtype: str, out: str, arch: str, tf32: bool, name: st
         return None
     config = min(fitting, key=lambda c: _cost(c, problem, sms))
     itemsize = DTYPES[dtype].itemsize
-    (a_fast, a_width), (b_fast, b_width) = (_copy(x, problem.k, itemsize) for x in (problem.a, problem.b))
+    (a_fast, a_width), (b_fast, b_width) = (_copy(x, problem.extent, itemsize) for x in (problem.a, problem.b))
     store = PACK_BYTES // DTYPES[out].itemsize
     return _Launch(
         entry="matmul_mma",
@@ -172,7 +319,6 @@ def _mma(problem: Problem, dtype: str, out: str, arch: str, tf32: bool, name: st
         threads=config.threads,
         smem_bytes=config.smem_bytes,
         defines={
-            "OUTPUT": DTYPES[out].ctype,
             "MULTIPLY": multiply,
             "BM": config.bm,
             "BN": config.bn,
@@ -252,7 +398,7 @@ def _tiled(problem: Problem, dtype: DType, sms: int, name: str | None, op: str) 
     )
     problem = problem.swapped() if swap else problem
     pack, run = PACK_BYTES // itemsize, config.run(itemsize)
-    a, b = (_load(x, problem.k, pack, dtype.itemsize) for x in (problem.a, problem.b))
+    a, b = (_load(x, problem.extent, pack, dtype.itemsize) for x in (problem.a, problem.b))
     store_width = run if problem.c_n == 1 and problem.b.outer % run == 0 else 1
     return _Launch(
         entry="matmul_simt",
@@ -290,6 +436,43 @@ def _cost(config: MatmulConfig | MmaConfig, problem: Problem, sms: int) -> tuple
     blocks = _tiles(config, problem)
     rounds = -(-blocks // sms)
     return rounds * config.bm * config.bn / config.speed, blocks * config.bm * config.bn
+
+
+# ---- many small matrices ----
+
+_SMALL_FOR_MMA = 32  # rows and columns beyond which a tensor core's smallest tile is filled well enough
+_LEAST_BATCHES = 8  # fewer are a few tiles, whatever is done
+
+
+def _batched(problem: Problem, dtype: DType, how: _How) -> _Launch | None:
+    """The launch of matmul_batched, where a matrix would leave most of a tile empty."""
+    if how.config not in (None, BATCHED) or (how.config is None and problem.batches < _LEAST_BATCHES):
+        return None
+    config = batched_config(problem.a.outer, problem.b.outer, dtype.computed)
+    if config is None:
+        return None
+    if how.config is None and min(problem.a.outer, problem.b.outer) > _SMALL_FOR_MMA and _mma(problem, how) is not None:
+        return None
+    loads = [_load(x, problem.k, config.tile, dtype.itemsize) for x in (problem.a, problem.b)]
+    return _Launch(
+        entry="matmul_batched",
+        problem=problem,
+        swap=False,
+        blocks=-(-problem.batches // config.matrices),
+        threads=config.threads,
+        defines={
+            "TILE": config.tile,
+            "THREADS_M": config.threads_m,
+            "THREADS_N": config.threads_n,
+            "MATRICES": config.matrices,
+            "A_K_FAST": int(loads[0].k_fast),
+            "A_WIDTH": loads[0].width,
+            "B_K_FAST": int(loads[1].k_fast),
+            "B_WIDTH": loads[1].width,
+        },
+        reason=f"{config.matrices} matrices a block, {config.tile}x{config.tile} outputs a thread, a {loads[0]}, "
+        f"b {loads[1]}",
+    )
 
 
 # ---- few rows ----

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cudaops.plan import TensorSpec
@@ -83,6 +83,17 @@ class Problem:
     c_m: int
     c_n: int
     residual: Residual | None = None
+    k_total: int = 0  # of a split sum, of which `k` is a part's share
+
+    @property
+    def extent(self) -> int:
+        """Elements of k that an operand has from its first one on."""
+        return self.k_total or self.k
+
+    def split(self, parts: int, k: int) -> Problem:
+        """The sums of `parts` parts of the products, `k` in each but the last: one more batch dimension, the last."""
+        a, b = (replace(x, batch=(*x.batch, k * x.k_stride)) for x in (self.a, self.b))
+        return replace(self, a=a, b=b, k=k, sizes=(*self.sizes, parts), residual=None, k_total=self.k)
 
     @property
     def batches(self) -> int:
@@ -93,10 +104,10 @@ class Problem:
         """The transposed product, c^T = b^T a^T."""
         r = self.residual
         turned = None if r is None else Residual(r.n_stride, r.m_stride, r.batch)
-        return Problem(self.b, self.a, self.k, self.sizes, self.c_n, self.c_m, turned)
+        return Problem(self.b, self.a, self.k, self.sizes, self.c_n, self.c_m, turned, self.k_total)
 
-    def scalars(self, bias_stride: int, *, c_n: bool = True) -> tuple[int, ...]:
-        """What follows the pointers in the kernels' arguments, in their order; `c_n` where the kernel takes it."""
+    def scalars(self, bias_stride: int, *, c_n: bool = True, k_total: bool = True) -> tuple[int, ...]:
+        """What follows the pointers in the kernels' arguments, in their order; `c_n`, `k_total` where they take it."""
         fill = (0,) * (MAX_BATCH_DIMS - len(self.sizes))
         sizes = (1,) * (MAX_BATCH_DIMS - len(self.sizes)) + self.sizes
         r = self.residual or Residual(0, 0, (0,) * len(self.sizes))
@@ -111,6 +122,7 @@ class Problem:
             *sizes[1:],
             self.batches,
             *(self.a.outer, self.b.outer, self.k),
+            *((self.extent,) if k_total else ()),
         )
 
     @property
@@ -118,7 +130,7 @@ class Problem:
         """The largest size or stride inside a batch: what an index of the kernel must hold."""
         r = self.residual or Residual(0, 0, ())
         return max(
-            *(self.a.outer, self.b.outer, self.k, self.batches, self.c_m, self.c_n, r.m_stride, r.n_stride),
+            *(self.a.outer, self.b.outer, self.extent, self.batches, self.c_m, self.c_n, r.m_stride, r.n_stride),
             *(self.a.outer_stride, self.a.k_stride, self.b.k_stride, self.b.outer_stride),
         )
 

@@ -40,7 +40,7 @@ def cast(e: Expression, type_: str) -> Expression:
     return e if e.type == type_ else Expression(type_, f"({type_})({e.text})", lambda env: wrapped(e.value(env), type_))
 
 
-def _binary(op: str, x: Expression, y: Expression) -> Expression:
+def binary(op: str, x: Expression, y: Expression) -> Expression:
     """Both operands as unsigned of the wider width."""
     type_ = "u64" if "64" in x.type + y.type else "u32"
     x, y = cast(x, type_), cast(y, type_)
@@ -57,11 +57,11 @@ def _binary(op: str, x: Expression, y: Expression) -> Expression:
     )
 
 
-def _divide(op: str, x: Expression, y: Expression, signs: bool) -> Expression:
+def divide(op: str, x: Expression, y: Expression, signs: bool) -> Expression:
     """By a divisor that is never 0 (nor -1): its low bits are set, its sign bit is not."""
     type_ = ("i" if signs else "u") + ("64" if "64" in x.type + y.type else "32")
     x = cast(x, type_)
-    y = _binary("|", _binary("&", y, _number(0x7FFFFFFF)), _number(3))
+    y = binary("|", binary("&", y, _number(0x7FFFFFFF)), _number(3))
     y = cast(y, type_)
 
     def value(env: Environment) -> int:
@@ -72,7 +72,7 @@ def _divide(op: str, x: Expression, y: Expression, signs: bool) -> Expression:
     return Expression(type_, f"({x.text} {op} {y.text})", value)
 
 
-def _shift(op: str, x: Expression, count: int, signs: bool) -> Expression:
+def shift(op: str, x: Expression, count: int, signs: bool) -> Expression:
     type_ = ("i" if signs and op == ">>" else "u") + ("64" if "64" in x.type else "32")
     x = cast(x, type_)
     count %= WIDTH[type_]
@@ -83,7 +83,7 @@ def _shift(op: str, x: Expression, count: int, signs: bool) -> Expression:
     return Expression(type_, f"({x.text} {op} {count})", value)
 
 
-def _choose(test: str, x: Expression, y: Expression, p: Expression, q: Expression, signs: bool) -> Expression:
+def choose(test: str, x: Expression, y: Expression, p: Expression, q: Expression, signs: bool) -> Expression:
     type_ = ("i" if signs else "u") + ("64" if "64" in x.type + y.type else "32")
     x, y = cast(x, type_), cast(y, type_)
     result = "u64" if "64" in p.type + q.type else "u32"
@@ -100,7 +100,7 @@ def _choose(test: str, x: Expression, y: Expression, p: Expression, q: Expressio
     )
 
 
-def _look_up(x: Expression) -> Expression:
+def look_up(x: Expression) -> Expression:
     index = cast(x, "u32")
     return Expression("u32", f"table[{index.text} & 63]", lambda env: env["table"][index.value(env) & 63])
 
@@ -122,13 +122,13 @@ LEAVES = [
 def expressions() -> st.SearchStrategy[Expression]:
     def extend(inner: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expression]:
         return st.one_of(
-            st.builds(_binary, st.sampled_from("+-*&|^"), inner, inner),
-            st.builds(_binary, st.sampled_from("+*"), inner, inner),
-            st.builds(_shift, st.sampled_from(("<<", ">>")), inner, st.integers(0, 63), st.booleans()),
+            st.builds(binary, st.sampled_from("+-*&|^"), inner, inner),
+            st.builds(binary, st.sampled_from("+*"), inner, inner),
+            st.builds(shift, st.sampled_from(("<<", ">>")), inner, st.integers(0, 63), st.booleans()),
             st.builds(cast, inner, st.sampled_from(sorted(WIDTH))),
-            st.builds(_divide, st.sampled_from("/%"), inner, inner, st.booleans()),
-            st.builds(_choose, st.sampled_from(("<", "<=", "==")), inner, inner, inner, inner, st.booleans()),
-            st.builds(_look_up, inner),
+            st.builds(divide, st.sampled_from("/%"), inner, inner, st.booleans()),
+            st.builds(choose, st.sampled_from(("<", "<=", "==")), inner, inner, inner, inner, st.booleans()),
+            st.builds(look_up, inner),
         )
 
     return st.recursive(st.sampled_from(LEAVES), extend, max_leaves=9)

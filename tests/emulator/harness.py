@@ -86,12 +86,12 @@ def dim3(size: Dim) -> tuple[int, int, int]:
 
 def cuda(text: str, entry: str = "k", options: tuple[str, ...] = ()) -> Kernel:
     """Compile CUDA C; `extern "C"` is put in front of `__global__`, and fixed-width integer names are there."""
-    source = _TYPES + text.replace("__global__", 'extern "C" __global__')
+    source = TYPES + text.replace("__global__", 'extern "C" __global__')
     compiled = compile_kernel(KernelSource(None, entry, text=source, options=options), ARCH)
     return Kernel(compiled.ptx, compiled.key, compiled.name, parse(compiled.ptx).functions[compiled.name].params)
 
 
-_TYPES = (
+TYPES = (
     "typedef signed char i8; typedef unsigned char u8; typedef short i16; typedef unsigned short u16; typedef int i32; "
     "typedef unsigned int u32; typedef long long i64; typedef unsigned long long u64;\n"
     "#line 1\n"

@@ -294,7 +294,7 @@ def _float_opcodes() -> Iterator[str]:
                 yield from (f"mad{mode}{end}.{t}" for end in ends)
         flushes = ("", ".ftz") if t == "f32" else ("",)
         for flush in flushes:
-            yield from (f"{base}.rn{flush}.{t}" for base in ("div", "rcp", "sqrt"))
+            yield from (f"{base}{mode}{flush}.{t}" for base in ("div", "rcp", "sqrt") for mode in ROUNDINGS if mode)
             yield from (f"{base}{flush}.{t}" for base in ("min", "max", "abs", "neg"))
             yield from (f"setp.{c}{flush}.{t}" for c in (*COMPARISONS, *UNORDERED))
         yield from (f"setp.{c}.{join}.{t}" for c, join in (("lt", "and"), ("geu", "or"), ("num", "xor")))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -308,6 +310,40 @@ def test_blocks_chained_by_flags() -> None:
         np.testing.assert_array_equal(out.reshape(50, 64), np.repeat((np.cumsum(given) - given)[:, None], 64, 1))
 
 
+LOCKED_SUM = """
+__global__ void k(int *out) {
+    __shared__ int lock, sum;
+    if (threadIdx.x == 0) { lock = 0; sum = 0; }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) {
+        while (atomicCAS(&lock, 0, 1) != 0) { }
+        FENCE
+        sum += threadIdx.x;
+        FENCE
+        atomicExch(&lock, 0);
+    }
+    __syncthreads();
+    out[threadIdx.x] = sum;
+}"""
+
+
+def test_what_a_lock_guards_is_no_race() -> None:
+    out = ints(128)
+    with cudaops.sanitize():
+        harness.run(harness.cuda(LOCKED_SUM.replace("FENCE", "__threadfence_block();")), 1, 128, out)
+    np.testing.assert_array_equal(out, 32 + 64 + 96)
+
+
+def test_a_lock_without_a_fence_guards_nothing() -> None:
+    with cudaops.sanitize(), pytest.raises(cudaops.SanitizerError, match="in a race with"):
+        harness.run(harness.cuda(LOCKED_SUM.replace("FENCE", "")), 1, 128, ints(128))
+
+
+def test_blocks_chained_by_flags_are_no_race() -> None:
+    with cudaops.sanitize():
+        test_blocks_chained_by_flags()
+
+
 def test_a_queue_that_warps_draw_from() -> None:
     kernel = harness.cuda("""
     __global__ void k(int *next, int *seen, int n) {
@@ -320,6 +356,165 @@ def test_a_queue_that_warps_draw_from() -> None:
     following, seen = np.zeros(1, np.int32), np.zeros(5000, np.int32)
     harness.run(kernel, 4, 96, following, seen, 5000, threads=2)
     np.testing.assert_array_equal(seen, 1)
+
+
+# -- collectives of a warp, of which some lanes wait elsewhere ----------------------------------------------------------
+MEET = {
+    "syncwarp": "__syncwarp(); out[t] = data[t];",
+    "shfl": "v = __shfl_sync(~0u, v, 0); out[t] = v + t;",
+    "vote": "out[t] = __any_sync(~0u, v == 7) * 7 + t;",
+    "match": "out[t] = __popc(__match_any_sync(~0u, v * 0 + 1)) - 32 + data[t];",
+    "tiles of 8": "unsigned m = 0xffu << (t & 24); __syncwarp(m); if (t >= 8) __nanosleep(9); __syncwarp(); out[t] = data[t];",
+}
+
+
+@pytest.mark.parametrize("text", MEET.values(), ids=MEET)
+@pytest.mark.parametrize("sanitizer", [False, True], ids=["", "sanitizer"])
+def test_a_collective_waits_for_the_lane_that_polls(text: str, sanitizer: bool) -> None:
+    kernel = harness.cuda(
+        """
+    __global__ void k(volatile int *flag, volatile int *data, int *out) {
+        int t = threadIdx.x % 32, v = 0;
+        if (threadIdx.x < 32) {
+            if (t == 0) { while ((v = *flag) == 0) { } }
+            MEET
+        } else {
+            data[t] = t + 7;
+            __threadfence();
+            __syncwarp();
+            if (t == 0) *flag = 7;
+        }
+    }""".replace("MEET", text)
+    )
+    flag, data, out = np.zeros(1, np.int32), ints(32), ints(32)
+    with contextlib.ExitStack() as stack:
+        if sanitizer:
+            stack.enter_context(cudaops.sanitize())
+        harness.run(kernel, 1, 64, flag, data, out)
+    np.testing.assert_array_equal(out, np.arange(32) + 7)
+
+
+@pytest.mark.parametrize("sanitizer", [False, True], ids=["", "sanitizer"])
+def test_lanes_meet_at_different_places(sanitizer: bool) -> None:
+    """__syncwarp is one barrier, wherever the lanes that its mask names come to it."""
+    kernel = harness.cuda("""
+    __global__ void k(int *out) {
+        __shared__ int s[96];
+        int t = threadIdx.x, lane = t % 32;
+        if (lane < 16) { s[t] = 1 + t; __syncwarp(); out[t] = s[t + 16]; }
+        else { s[t] = 100 + t; __syncwarp(); out[t] = 2 * s[t - 16]; }
+        __syncwarp();
+        unsigned mask = lane % 2 ? 0xaaaaaaaa : 0x55555555;             // pairs of groups that share two places
+        for (int i = 0; i < 3; i++)
+            if (lane < 8) { s[t] = out[t]; __syncwarp(mask); out[t] += s[t ^ 8]; __syncwarp(mask); }
+            else { s[t] = out[t]; __syncwarp(mask); out[t] += s[t ^ (lane < 16 ? 8 : 0)]; __syncwarp(mask); }
+    }""")
+    out = ints(96)
+    with contextlib.ExitStack() as stack:
+        if sanitizer:
+            stack.enter_context(cudaops.sanitize())
+        harness.run(kernel, 1, 96, out)
+    t = np.arange(96)
+    wanted = np.where(t % 32 < 16, 100 + t + 16, 2 * (1 + t - 16))
+    for _ in range(3):
+        wanted = wanted + wanted[np.where(t % 32 < 16, t ^ 8, t)]
+    np.testing.assert_array_equal(out, wanted)
+
+
+def test_a_collective_that_lanes_never_come_to_is_given_up() -> None:
+    kernel = harness.cuda("""
+    __global__ void k(int *lock, int *out) {
+        int t = threadIdx.x;
+        while (atomicCAS(lock, 0, 1) != 0) { }
+        __threadfence();
+        atomicExch(lock, 0);
+        if (t < 20)
+            out[t] = __ballot_sync(~0u, true);
+        else
+            out[t] = __popc(__ballot_sync(~0u, true));
+    }""")
+    out = ints(32)
+    harness.run(kernel, 1, 32, np.zeros(1, np.int32), out)
+    np.testing.assert_array_equal(out, [*[(1 << 20) - 1] * 20, *[12] * 12])
+    with cudaops.sanitize(), pytest.raises(cudaops.SanitizerError, match=r"k\.cu:10: .* as a member of vote"):
+        harness.run(kernel, 1, 32, np.zeros(1, np.int32), out)
+
+
+@pytest.mark.parametrize("sanitizer", [False, True], ids=["", "sanitizer"])
+@pytest.mark.parametrize(("n", "wanted"), [(0, 22), (1, 11), (2, 33)])
+def test_behind_a_lock_lanes_go_to_one_of_several_barriers(n: int, wanted: int, sanitizer: bool) -> None:
+    kernel = harness.cuda("""
+    __global__ void k(int *lock, volatile int *count, int *out, int n) {
+        int t = threadIdx.x;
+        while (atomicCAS(lock, 0, 1) != 0) { }
+        __threadfence();
+        count[0] = count[0] + 1;
+        __threadfence();
+        atomicExch(lock, 0);
+        if (n == 1) { out[t] = 1; __syncthreads(); out[t] += 10; }
+        else if (n == 2) { __syncthreads(); out[t] = 30; __syncthreads(); out[t] += 3; }
+        else { out[t] = 2; __syncthreads(); out[t] += 20; }
+    }""")
+    count, out = np.zeros(1, np.int32), ints(64)
+    with contextlib.ExitStack() as stack:
+        if sanitizer:
+            stack.enter_context(cudaops.sanitize())
+        harness.run(kernel, 1, 64, np.zeros(1, np.int32), count, out, n)
+    np.testing.assert_array_equal(out, wanted)
+    assert count[0] == 64
+
+
+# -- what counts as waiting ---------------------------------------------------------------------------------------------
+def test_a_flag_read_past_the_l1_cache() -> None:
+    kernel = harness.cuda("""
+    __global__ void k(int *flag, int *out) {
+        if (threadIdx.x < 32) {
+            int v;
+            do asm volatile("ld.global.cg.b32 %0, [%1];" : "=r"(v) : "l"(flag) : "memory"); while (v == 0);
+            out[threadIdx.x] = v;
+        } else if (threadIdx.x == 32) atomicExch(flag, 9);
+    }""")
+    out = ints(32)
+    harness.run(kernel, 1, 64, np.zeros(1, np.int32), out)
+    np.testing.assert_array_equal(out, 9)
+
+
+def test_numbers_drawn_without_a_store_are_no_deadlock() -> None:
+    kernel = harness.cuda("""
+    __global__ void k(int *next, const int *x, int *out, int n) {
+        int sum = 0, i;
+        while ((i = atomicAdd(next, 1)) < n) sum += x[i & 7];
+        out[0] = sum;
+    }""")
+    out, n = ints(1), 3_000_000
+    harness.run(kernel, 1, 1, np.zeros(1, np.int32), np.ones(8, np.int32), out, n)
+    assert out[0] == n
+
+
+def test_blocks_that_meet_in_a_loop() -> None:
+    """As many blocks as workers, in step; short as it is, each launch takes two threads."""
+    kernel = harness.cuda("""
+    __global__ void k(unsigned *come, int *a, int *b, int n) {
+        int t = blockIdx.x * blockDim.x + threadIdx.x;
+        for (int i = 0; i < n; i++) {
+            a[t] = t + i;
+            for (int side = 0; side < 2; side++) {
+                __syncthreads();
+                if (threadIdx.x == 0) {
+                    __threadfence();
+                    unsigned goal = (atomicAdd(come, 1) / gridDim.x + 1) * gridDim.x;
+                    while (*(volatile unsigned *)come < goal) { }
+                    __threadfence();
+                }
+                __syncthreads();
+                if (side == 0) b[t] = a[(t + 64) % 128];
+            }
+        }
+    }""")
+    for _ in range(20):
+        a, b = ints(128), ints(128)
+        harness.run(kernel, 2, 64, np.zeros(1, np.uint32), a, b, 30, threads=2)
+        np.testing.assert_array_equal(b, (np.arange(128) + 64) % 128 + 29)
 
 
 # -- deadlocks ----------------------------------------------------------------------------------------------------------
@@ -357,7 +552,7 @@ DEADLOCKS = {
         while (blockIdx.x == 0 && x[0] == 0)
             ;
         x[0] = 1;
-    }""", "in the loop of"),
+    }""", "in the loop of ld.*: let none wait for a later one"),
 }  # fmt: skip
 
 

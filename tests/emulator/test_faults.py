@@ -143,6 +143,38 @@ FAULTS = [
         " s[i * i % 67] = a[i]; // BAD\n __syncthreads(); out[i] = s[i]; }",
         r"writes 4 bytes at shared\[(256|260|264)\]",
     ),
+    Fault(
+        "misaligned vectors of neighbours",
+        "__global__ void k(float* out, const float* a, int p) {\n int i = threadIdx.x;\n if (i > 14) return;\n"
+        " float4 v = *(const float4*)(a + 4 * i + p - 63); // BAD\n out[i] = v.x + v.y + v.z + v.w;\n}",
+        r"thread \(0, 0, 0\) reads 16 bytes byte 4 of argument1, which is not a multiple of 16 bytes away",
+        block=40,
+    ),
+    Fault(
+        "misaligned vector that all read",
+        "__global__ void k(float* out, const float* a, int p) {\n"
+        " float2 v = *(const float2*)(a + p / 2 - 1); // BAD\n out[threadIdx.x] = v.x + v.y;\n}",
+        r"thread \(0, 0, 0\) reads 8 bytes byte 124 of argument1, which is not a multiple of 8 bytes away",
+    ),
+    Fault(
+        "one misaligned vector, without a pattern",
+        "__global__ void k(float* out, const float* a, int p) {\n int i = threadIdx.x;\n"
+        " *(float2*)(out + (i * i % 29 & ~1) + (i == 37)) = make_float2(1, 2); // BAD\n}",
+        r"thread \(37, 0, 0\) writes 8 bytes byte \d+ of argument0, which is not a multiple of 8 bytes away",
+    ),
+    Fault(
+        "misaligned vectors at a stride",
+        "__global__ void k(float* out, const float* a, int p) {\n int i = threadIdx.x;\n"
+        " if (i < 20) *(float2*)(out + 3 * i) = make_float2(1, 2); // BAD\n}",
+        r"thread \(1, 0, 0\) writes 8 bytes byte 12 of argument0, which is not a multiple of 8 bytes away",
+    ),
+    Fault(
+        "misaligned vectors in shared memory",
+        "__global__ void k(float* out, const float* a, int p) {\n __shared__ __align__(16) float s[65];\n"
+        " int i = threadIdx.x; s[i] = a[i]; if (i == 0) s[64] = 1; __syncthreads();\n"
+        " if (i < 16) ((float4*)out)[i] = *(float4*)(s + 4 * i + 1); // BAD\n}",
+        r"thread \(0, 0, 0\) reads 16 bytes shared\[4\] \(bytes\), which is not a multiple of 16 bytes away",
+    ),
 ]  # fmt: skip
 
 
@@ -159,6 +191,26 @@ def test_bad_access_says_where(fault: Fault) -> None:
     # And on with the same kernel, and with the same arrays.
     harness.run(harness.cuda("__global__ void k(float* out) { out[threadIdx.x] = 3; }"), 1, OUT, out)
     assert (out == 3).all()
+
+
+def test_aligned_vectors_are_no_fault() -> None:
+    """Also where the lanes that would be misaligned do not take part, and where the address is known only at run time."""
+    kernel = harness.cuda(
+        """__global__ void k(float* out, const float* a, int p) {
+        __shared__ __align__(16) float s[68]; int i = threadIdx.x; s[i % 64] = a[i % 64]; __syncthreads();
+        float x = 0;
+        if (i % 3 == 0) { float2 v = *(const float2*)(a + i % 29 / 6 * 6 + (i % 3)); x += v.x; }
+        if (p % 2) x += ((const float2*)(a + p))->x;
+        if (i % 4 == 0) { float4 v = *(float4*)(s + i); x += v.w; }
+        float4 u = *(const float4*)(a + 4 * (i * i % 13)); x += u.y;
+        float2 w = *(const float2*)(a + p - 4); out[i] = x + w.y; }"""
+    )
+    a = np.arange(64, dtype=np.float32)
+    out = np.zeros(40, np.float32)
+    harness.run(kernel, 1, 40, out, a, 64)
+    i = np.arange(40)
+    expected = np.where(i % 3 == 0, i % 29 // 6 * 6, 0) + np.where(i % 4 == 0, i + 3, 0) + 4 * (i * i % 13) + 1 + 61
+    np.testing.assert_array_equal(out, expected)
 
 
 def test_null_pointer_as_an_argument() -> None:

@@ -175,6 +175,7 @@ ELSEWHERE = {
     **dict.fromkeys(("addc", "subc", "madc", "add", "sub", "mad"), "test_carry.py"),
     **dict.fromkeys(("mma", "ldmatrix", "stmatrix", "movmatrix", "cp"), "test_tensor.py"),
     "mbarrier": "test_async.py",
+    "wmma": "test_wmma.py",
     **dict.fromkeys(("redux", "match", "vote", "activemask", "elect"), "test_tensor.py"),
     **dict.fromkeys(("bar", "barrier", "barrier_result"), "test_barriers.py"),
     "vprintf": "test_calls.py",

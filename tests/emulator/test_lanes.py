@@ -96,7 +96,14 @@ CLAIMS = [
     ("add.s32 %r8, %r0, %r2; and.b32 %r9, %r8, 31;", None),
     ("add.s32 %r8, %r0, %r6; and.b32 %r9, %r8, 31;", LANE),
     ("add.s32 %r8, %r0, %r6; shr.u32 %r9, %r8, 3;", tuple(lane >> 3 for lane in LANE)),
-    ("or.b32 %r9, %r6, %r0;", None),  # tid may be 32 and more: bits of the multiple of 64
+    ("or.b32 %r9, %r6, %r0;", LANE),  # below bit 5 there is the lane alone
+    ("or.b32 %r9, %r2, %r0;", None),
+    # Swizzles: bits of the lane on both sides.
+    ("and.b32 %r7, %r0, 31; shr.u32 %r8, %r7, 3; xor.b32 %r9, %r7, %r8;", tuple(n ^ n >> 3 for n in LANE)),
+    ("and.b32 %r7, %r0, 31; shr.u32 %r8, %r0, 3; xor.b32 %r9, %r7, %r8;", None),  # tid / 8 may be 4: a bit of the lane
+    ("and.b32 %r7, %r0, 31; shr.u32 %r8, %r7, 3; add.s32 %r10, %r8, 6; xor.b32 %r9, %r7, %r10;", tuple((n ^ (n >> 3) + 6) - 6 for n in LANE)),
+    ("and.b32 %r7, %r0, 7; or.b32 %r8, %r6, %r7; xor.b32 %r9, %r8, %r0;", tuple(n ^ n & 7 for n in LANE)),
+    ("and.b32 %r7, %r0, 7; add.s32 %r8, %r7, 8; and.b32 %r9, %r8, %r0;", tuple((n & 7 | 8) & n for n in LANE)),
     ("and.b32 %r8, %r0, 31; or.b32 %r9, %r6, %r8;", LANE),
     # %r6 is a multiple of 64; twice the lane and 1 (2) more reaches 63 (64).
     ("mov.u32 %r7, %laneid; shl.b32 %r8, %r7, 1; and.b32 %r10, %r1, 1; add.s32 %r11, %r8, %r10; or.b32 %r9, %r6, %r11;", times(2)),

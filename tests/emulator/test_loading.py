@@ -35,6 +35,10 @@ KERNELS = {
         }
         if (row < n && col < n) c[row * n + col] = sum;
     }""",
+    "a loop past the end": """__global__ void k(float* c, const float* a, const float* b, int n) {
+        n = n * n - 5; // the last warp's whole row of lanes lies outside, and its live lanes are kept over a call
+        for (int i = threadIdx.x; i < n; i += blockDim.x) c[i] = a[i] * b[i] + a[i / 2];
+    }""",
     "divergent loops, integers": """__global__ void k(float* c, const float* a, const float* b, int n) {
         int i = threadIdx.x, s = 0;
         for (u32 x = i + 1; x != 1 && s < n; s++) x = x & 1 ? 3 * x + 1 : x / 2;

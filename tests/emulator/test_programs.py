@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
+from cudaops.emulator import sanitize
 from tests.emulator import harness
 
 EPS32 = 2.0**-24  # half an ulp, relative
 EPS64 = 2.0**-53
+
+
+@pytest.fixture(autouse=True, params=["plain", "sanitizer"])
+def checks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every program also runs under the sanitizer, which must find nothing."""
+    if request.param == "plain":
+        yield
+        return
+    with sanitize():
+        yield
 
 
 def gamma(k: int, eps: float = EPS32) -> float:
@@ -447,6 +458,167 @@ def test_integer_matrix_product_in_tiles() -> None:
     kernel((4, 3), (8, 8), c, a, b, m, n, depth)
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(c, a @ b)  # NumPy's integers wrap as well
+
+
+def test_interpreter_of_a_small_machine() -> None:
+    """A switch over opcodes that differ between lanes, with jumps, a fall-through and an early return."""
+    kernel = harness.cuda(
+        """__global__ void k(int* out, const int* code, int n) {
+        int t = threadIdx.x, acc = t + 1, other = 1; u32* memory = (u32*)out + 128 + 4 * t; const int* p = code + (t % 5) * n;
+        for (int pc = 0; pc < n; pc++) {
+            int x = p[pc] >> 4;
+            switch (p[pc] & 15) {
+            case 0: acc = (u32)acc + x; break;
+            case 1: acc = (u32)acc * x; break;
+            case 2: { int swap = acc; acc = other; other = swap; break; }
+            case 3: acc ^= other; break;
+            case 4: acc = (u32)acc << (x & 31);  // and then
+            case 5: acc = (u32)acc >> (x & 15); break;
+            case 6: other = (u32)other + acc; break;
+            case 7: acc = acc > x ? acc : x; break;
+            case 8: if (acc & 1) pc += x & 3; break;
+            case 9: acc = __popc(acc); break;
+            case 10: memory[x & 3] = acc; break;
+            case 11: acc = memory[x & 3]; break;
+            case 12: acc = x ? acc / x : 0; break;
+            case 13: if (acc == x) { out[64 + t] = -1; return; } break;
+            case 14: acc = ~acc; break;
+            default: acc = __brev(acc);
+            } }
+        out[t] = acc; out[64 + t] = other; }"""
+    )
+    n, w32 = 60, 2**32 - 1
+    code = np.random.randint(0, 200 * 16, (5, n)).astype(np.int32)
+    out = np.zeros(128 + 256, np.int32)
+    harness.run(kernel, 1, 64, out, code, n)
+    expected = np.zeros(128 + 256, np.int64)
+    for t in range(64):
+        acc, other, memory, pc = t + 1, 1, [0] * 4, 0  # as unsigned words
+        while pc < n:
+            op, x = int(code[t % 5, pc]) & 15, int(code[t % 5, pc]) >> 4
+            pc += 1
+            number = acc - ((acc >> 31) << 32)
+            match op:
+                case 0 | 1:
+                    acc = acc + x if op == 0 else acc * x
+                case 2:
+                    acc, other = other, acc
+                case 3:
+                    acc ^= other
+                case 4 | 5:
+                    acc = ((acc << (x & 31) & w32) if op == 4 else acc) >> (x & 15)
+                case 6:
+                    other = other + acc & w32
+                case 7:
+                    acc = max(number, x)
+                case 8:
+                    pc += (acc & 1) * (x & 3)
+                case 9:
+                    acc = acc.bit_count()
+                case 10:
+                    memory[x & 3] = acc
+                case 11:
+                    acc = memory[x & 3]
+                case 12:
+                    acc = abs(number) // x * (-1 if number < 0 else 1) if x else 0
+                case 13:
+                    if number == x:
+                        expected[64 + t] = -1
+                        break
+                case 14:
+                    acc = ~acc
+                case 15:
+                    acc = int(f"{acc:032b}"[::-1], 2)
+            acc &= w32
+        else:
+            expected[t], expected[64 + t] = acc, other
+        expected[128 + 4 * t : 132 + 4 * t] = memory
+    np.testing.assert_array_equal(out.view(np.uint32), expected & w32)
+
+
+def test_blocks_that_leave_early_and_loops_that_end_for_a_whole_block() -> None:
+    """Labels spread over a row until nothing changes; blocks without anything to do leave before the first barrier."""
+    kernel = harness.cuda(
+        """__global__ void k(int* label, int* turns, const u8* filled, const int* active, int n) {
+        extern __shared__ int s[]; __shared__ int changed[2]; int t = threadIdx.x, i = blockIdx.x * n + t;
+        if (!active[blockIdx.x]) return;
+        bool mine = t < n && filled[i]; s[t] = mine ? t : -1; if (t < 2) changed[t] = 0; __syncthreads();
+        int turn = 0;
+        for (;; turn++) {
+            int left = t && mine ? s[t - 1] : -1, right = t + 1 < n && mine ? s[t + 1] : -1, most = max(s[t], max(left, right));
+            __syncthreads();
+            if (most != s[t]) { s[t] = most; atomicOr(&changed[turn & 1], 1); }
+            if (t == 0) changed[~turn & 1] = 0;
+            __syncthreads();
+            if (!changed[turn & 1]) break;
+        }
+        if (t < n) label[i] = s[t];
+        if (t == 0) turns[blockIdx.x] = turn; }"""
+    )
+    blocks, n = 6, 77
+    filled = (np.random.rand(blocks, n) < 0.8).astype(np.uint8)
+    active = np.array([1, 0, 1, 1, 0, 1], np.int32)
+    label, turns = np.full((blocks, n), -7, np.int32), np.full(blocks, -7, np.int32)
+    harness.run(kernel, blocks, 96, label, turns, filled, active, n, smem=4 * 96)
+    for b in range(blocks):
+        expected, longest, last = np.full(n, -1), 0, -1
+        for i in reversed(range(n)):
+            if filled[b, i]:
+                last = last if i + 1 < n and filled[b, i + 1] else i
+                expected[i] = last
+                longest = max(longest, last - i)
+        assert label[b].tolist() == (expected.tolist() if active[b] else [-7] * n)
+        assert turns[b] == (longest if active[b] else -7)
+
+
+def test_quickselect_by_votes_of_the_block() -> None:
+    """The k-th smallest by bisection: every turn counts, and ends, by what all threads of the block vote."""
+    kernel = harness.cuda(
+        """__global__ void k(int* found, int* turns, const int* a, int n, int rank) {
+        int t = threadIdx.x; bool have = t < n; int x = have ? a[blockIdx.x * n + t] : 0; i64 low = -(1ll << 31), high = (1ll << 31) - 1;
+        int turn = 0;
+        while (low < high) {
+            i64 middle = (low + high) >> 1;
+            int below = __syncthreads_count(have && x <= middle);
+            if (below > rank) high = middle; else low = middle + 1;
+            turn++;
+            if (__syncthreads_and(!have || x < low || x > high || x == low)) {
+                // none is strictly between: the answer is low or the least one above it
+                if (__syncthreads_or(have && x == low) && __syncthreads_count(have && x <= low) > rank) high = low;
+            }
+        }
+        if (t == 0) { found[blockIdx.x] = (int)low; turns[blockIdx.x] = turn; } }"""
+    )
+    n = 90
+    a = np.random.randint(-1000, 1000, (4, n)).astype(np.int32)
+    found, turns = np.zeros(4, np.int32), np.zeros(4, np.int32)
+    for rank in (0, 41, n - 1):
+        harness.run(kernel, 4, 100, found, turns, a, n, rank)
+        np.testing.assert_array_equal(found, np.sort(a, 1)[:, rank])
+        assert (turns <= 33).all()
+
+
+def test_packed_halves() -> None:
+    """y = a x + y on pairs, then the sum of squares of a row by shuffled pairs; all of it exact in half precision."""
+    kernel = harness.cuda(
+        """#include <cuda_fp16.h>
+        __global__ void k(__half2* y, const __half2* x, float* norm, __half2* most, int pairs) {
+        int t = threadIdx.x; y += blockIdx.x * pairs; x += blockIdx.x * pairs;
+        __half2 a = __floats2half2_rn(0.5f, -2.0f), top = __float2half2_rn(-100.0f); float sum = 0;
+        for (int i = t; i < pairs; i += 32) {
+            __half2 v = __hfma2(a, x[i], y[i]); y[i] = v; top = __hmax2(top, __habs2(v));
+            float2 f = __half22float2(__hmul2(v, v)); sum += f.x + f.y; }
+        for (int o = 16; o; o /= 2) { sum += __shfl_xor_sync(~0u, sum, o); top = __hmax2(top, __shfl_xor_sync(~0u, top, o)); }
+        if (t == 0) { norm[blockIdx.x] = sum; most[blockIdx.x] = top; } }"""
+    )
+    rows, pairs = 3, 75
+    x, y = (np.random.randint(-20, 21, (2, rows, pairs, 2)) / 4).astype(np.float16)
+    norm, most = harness.poisoned(rows, np.float32), harness.poisoned((rows, 2), np.float16)
+    expected = x * np.array([0.5, -2], np.float16) + y
+    harness.run(kernel, rows, 32, y, x, norm, most, pairs)
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(norm, np.square(expected).astype(np.float32).sum((1, 2)))
+    np.testing.assert_array_equal(most, np.abs(expected).max(1))
 
 
 # -- math functions: bounds in ulp from the CUDA C Programming Guide (Python's own gamma is good to 5) ----------------------

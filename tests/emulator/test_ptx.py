@@ -42,6 +42,12 @@ def test_a_scope_redeclares_a_register() -> None:
     assert first(body) == 106
 
 
+def test_a_register_declared_without_a_blank() -> None:
+    """As cuda_fp16.hpp has it in inline assembly."""
+    module = parse(".version 8.0\n.target sm_80\n.entry k() {\n{.reg.b16 hl, hu;\nmov.b16 hl, 1;}\nret;\n}")
+    assert set(module.functions["k"].registers.values()) == {"b16"}
+
+
 def test_labels_of_scopes_are_their_own() -> None:
     body = """mov.u32 %r1, 0; mov.u32 %r2, 3;
     { again: add.s32 %r1, %r1, 10; sub.s32 %r2, %r2, 1; setp.ne.s32 %p1, %r2, 0; @%p1 bra again; }

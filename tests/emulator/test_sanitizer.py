@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from cudaops.emulator import Buffer, Finding, prepare, sanitize
+from cudaops.emulator.access import Accesses
 from cudaops.errors import EmulatorError, LaunchError, SanitizerError
 from cudaops.kernel import RawKernel
 from cudaops.plan import LaunchConfig
@@ -345,6 +346,145 @@ FAULTS = [
         }""",
         "// SYNC", "__syncthreads();", r"reads shared\[0\] .* in a race with", argument="shared", index=0,
     ),
+    Fault(
+        "a copy that nobody waits for", "synccheck",
+        """__global__ void k(float* o, const float* x, int n) {
+            __shared__ float s[64];
+            int t = threadIdx.x;
+            unsigned to = (unsigned)__cvta_generic_to_shared(s + t);
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(to), "l"(x + t) : "memory"); // OTHER
+            asm volatile("cp.async.commit_group;" ::: "memory");
+            // WAIT
+            __syncthreads();
+            o[blockIdx.x * blockDim.x + t] =
+                s[63 - t]; // BAD
+        }""",
+        "// WAIT", 'asm volatile("cp.async.wait_group 0;" ::: "memory");',
+        r"reads 4 bytes shared\[252\] \(bytes\), which cp\.async.* is still to bring", argument="shared", index=252,
+    ),
+    Fault(
+        "a copy that each thread but not the block waits for", "racecheck",
+        """__global__ void k(float* o, const float* x, int n) {
+            __shared__ float s[64];
+            int t = threadIdx.x;
+            unsigned to = (unsigned)__cvta_generic_to_shared(s + t);
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(to), "l"(x + t) : "memory"); // OTHER
+            asm volatile("cp.async.wait_all;" ::: "memory");
+            // SYNC
+            o[blockIdx.x * blockDim.x + t] =
+                s[t ^ 1]; // BAD
+        }""",
+        "// SYNC", "__syncthreads();", r"reads shared\[4\] .* in a race with", argument="shared",
+    ),
+    Fault(
+        "uninitialised local read", "initcheck",
+        """__global__ void k(float* o, const float* x, int n) {
+            float a[8];
+            int i = blockIdx.x * blockDim.x + threadIdx.x;
+            #pragma unroll 1
+            for (int j = 0; j < n / 32; j++) a[j * 3 & 7] = x[j];
+            o[i] =
+                a[(i + n) & 7]; // BAD
+        }""",
+        "n / 32", "n / 16", r"reads 4 bytes of its local memory, which nothing has written",
+        at=((0, 0, 0), (2, 0, 0)),
+    ),
+    Fault(
+        "uninitialised local read, all lanes at one place", "initcheck",
+        """__global__ void k(float* o, const float* x, int n) {
+            double a[8];
+            int i = blockIdx.x * blockDim.x + threadIdx.x;
+            #pragma unroll 1
+            for (int j = 0; j < n / 32; j++)
+                if (i != 77 || j != 1) a[j] = x[j];
+            o[i] =
+                (float)a[n / 128]; // BAD
+        }""",
+        "i != 77 || j != 1", "i != 77 || j != 2", r"reads 8 bytes of its local memory, which nothing has written",
+        at=((1, 0, 0), (13, 0, 0)),
+    ),
+    Fault(
+        "local memory of the block before", "initcheck",
+        """__global__ void k(float* o, const float* x, int n) {
+            float a[8];
+            int i = blockIdx.x * blockDim.x + threadIdx.x;
+            if (blockIdx.x == 0)
+                a[i & 7] = x[i];
+            o[i] =
+                a[(i + n) & 7]; // BAD
+        }""",
+        "blockIdx.x == 0", "i >= 0", r"reads 4 bytes of its local memory", at=((1, 0, 0), (0, 0, 0)),
+    ),
+    Fault(
+        "shuffle with a member missing", "synccheck",
+        """__global__ void k(float* o, const float* x, int n) {
+            int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;
+            float v = x[i];
+            if (t % 32 < 16)
+                v += __shfl_xor_sync(0x1FFFFu, v, 1); // BAD
+            o[i] = v;
+        }""",
+        "0x1FFFFu", "0xFFFFu", r"names lane 16 as a member of shfl\.sync\.\S*, which that lane does not execute",
+        at=((0, 0, 0), (0, 0, 0)),
+    ),
+    Fault(
+        "vote without being a member", "synccheck",
+        """__global__ void k(float* o, const float* x, int n) {
+            int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;
+            unsigned members = 0xFFFFFFFFu >> n / 128; // all but lane 31
+            o[i] =
+                (float)__ballot_sync(members, x[i] > 3); // BAD
+        }""",
+        "n / 128", "n / 256", r"executes vote\.sync\.\S* without being in its own member mask",
+        at=((0, 0, 0), (31, 0, 0)),
+    ),
+    Fault(
+        "match with a member missing", "synccheck",
+        """__global__ void k(float* o, const float* x, int n) {
+            int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;
+            if (t & 1)
+                o[i] = (float)__match_any_sync(0xFFFFFFFFu, t >> 2); // BAD
+            o[i] += x[i];
+        }""",
+        "0xFFFFFFFFu", "0xAAAAAAAAu", r"names lane 0 as a member of match\.\S*,", at=((0, 0, 0), (1, 0, 0)),
+    ),
+    Fault(
+        "redux with a member missing", "synccheck",
+        """__global__ void k(float* o, const float* x, int n) {
+            int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;
+            if (t % 32 >= 8)
+                o[i] = (float)__reduce_add_sync(0xFFFFFF80u, t); // BAD
+            o[i] += x[i];
+        }""",
+        "0xFFFFFF80u", "0xFFFFFF00u", r"names lane 7 as a member of redux\.\S*,",
+        at=((0, 0, 0), (8, 0, 0)),
+    ),
+    Fault(
+        "__syncwarp with a member missing", "synccheck",
+        """__global__ void k(float* o, const float* x, int n) {
+            int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;
+            o[i] = x[i];
+            if (t % 32 < 31) {
+                __syncwarp(); // BAD
+                o[i] += x[i ^ 1];
+            }
+            o[i] *= 2;
+        }""",
+        "__syncwarp()", "__syncwarp(0x7FFFFFFFu)", r"names lane 31 as a member of bar\.warp\.sync,",
+        at=((0, 0, 0), (0, 0, 0)),
+    ),
+    Fault(
+        "race between blocks, by a pointer to shared memory or a buffer", "racecheck",
+        """__global__ void k(float* o, const float* x, int n) {
+            __shared__ float s[64];
+            int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;
+            s[t] = 0;
+            float* where = x[i] > n ? s + t : o + (i & ~blockDim.x); // shared, or a buffer
+            *where = x[i]; // BAD
+        }""",
+        "i & ~blockDim.x", "i", r"writes o\[0\] in a race with block \(0, 0, 0\)", at=((1, 0, 0), (0, 0, 0)),
+        argument="o", index=0, n=1000,
+    ),
 ]  # fmt: skip
 
 
@@ -383,6 +523,24 @@ def test_repaired_kernel_is_silent(fault: Fault) -> None:
         kernel, fault.grid, fault.block, *fault.arguments(), smem=fault.smem, names=("o", "x", "n"),
         uninitialised=fault.uninitialised,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[f.name for f in FAULTS])
+def test_finding_is_the_same_lane_by_lane(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What looks at whole hulls of granules finds the same as what looks at each lane's."""
+    kernel = harness.cuda(fault.source)
+    found = []
+    for by_lanes in (False, True):
+        if by_lanes:
+            monkeypatch.setattr(Accesses, "hull_known", lambda *_: False)
+            kernel = replace(kernel, key=kernel.key + " by lanes")
+        found.append(
+            findings_of(
+                kernel, fault.grid, fault.block, *fault.arguments(), smem=fault.smem, names=("o", "x", "n"),
+                uninitialised=fault.uninitialised,
+            )
+        )  # fmt: skip
+    assert found[0] == found[1]
 
 
 def sizes(values: int) -> tuple[Any, ...]:
@@ -463,6 +621,49 @@ CLEAN = {
         for (int n = 0; n < 32; n++) sum += x[n];
         o[blockIdx.x * 256 + threadIdx.x] = sum;
     }""",
+    "a padded struct, copied in local memory": """struct S { char c; double d; float f; };
+    __global__ void k(float* o, const float* x) {
+        S a[12], b[12];
+        int t = threadIdx.x, i = blockIdx.x * 256 + t;
+        for (int j = 0; j < 12; j++) {
+            S& s = a[(j + t) % 12];
+            s.c = j;
+            s.d = x[i];
+            s.f = 2;
+        }
+        memcpy(b, a, sizeof b);
+        S s = b[t * 5 % 12];
+        b[(t + 1) % 12] = s;
+        o[i] = (float)s.d + s.c + b[t % 12].f;
+    }""",
+    "collectives of the lanes that are there": """__global__ void k(float* o, const float* x) {
+        int i = blockIdx.x * 256 + threadIdx.x;
+        unsigned here = __activemask();
+        if (x[i] > 0) {
+            unsigned some = __activemask();
+            o[i] = __shfl_sync(some, x[i], __ffs(some) - 1) + __popc(__match_any_sync(some, i & 3));
+            __syncwarp(some);
+        }
+        if (threadIdx.x % 32 > 20) return;
+        o[i] += (float)__popc(__ballot_sync(here, x[i] < 0)) + (float)__reduce_max_sync(0xFFFFFFFFu, i);
+    }""",
+    "more barriers than the clock counts": """__global__ void k(float* o, const float* x) {
+        __shared__ float s[256];
+        int t = threadIdx.x, i = blockIdx.x * 256 + t;
+        s[t] = x[i];
+        __syncthreads();
+        float sum = s[t ^ 64];
+        if (blockIdx.x == 0 && t < 32) {
+            for (int n = 0; n < (1 << 20) + 5; n++) {
+                __syncwarp();
+                sum += *(volatile float*)(s + (t ^ (n & 31)));
+            }
+        }
+        __syncthreads();
+        s[t ^ 32] = sum;
+        __syncthreads();
+        o[i] = s[t];
+    }""",
     "each thread its own local array": """__global__ void k(float* o, const float* x) {
         float a[8];
         int i = blockIdx.x * 256 + threadIdx.x;
@@ -477,6 +678,19 @@ CLEAN = {
 @pytest.mark.parametrize("name", CLEAN)
 def test_clean_kernel_is_silent(name: str) -> None:
     assert not findings_of(harness.cuda(CLEAN[name]), 4, 256, *sizes(1024))
+
+
+def test_barriers_of_a_block_of_one_warp_count() -> None:
+    source = """__global__ void k(float* o, const float* x) {
+        __shared__ float s[32];
+        int t = threadIdx.x;
+        s[t] = x[t];
+        __syncthreads();
+        o[t] = s[31 - t];
+    }"""
+    assert not findings_of(harness.cuda(source), 1, 32, *sizes(32))
+    found = findings_of(harness.cuda(source.replace("__syncthreads();", "")), 1, 32, *sizes(32))
+    assert {f.check for f in found} == {"racecheck"}
 
 
 LAST_BLOCK = """__global__ void k(float* o, float* part, unsigned* done) {
@@ -496,6 +710,56 @@ LAST_BLOCK = """__global__ void k(float* o, float* part, unsigned* done) {
 }"""
 
 
+def test_race_is_found_when_the_clock_has_started_again() -> None:
+    source = """__global__ void k(float* o, const float* x) {
+        __shared__ float s[64];
+        int t = threadIdx.x;
+        s[t] = x[t]; // OTHER
+        if (t < 32) {
+            for (int n = 0; n < (1 << 20) + 5; n++) __syncwarp();
+            s[t] = x[t + 1];
+        }
+        o[t] = s[t ^ 32]; // BAD
+    }"""
+    found = findings_of(harness.cuda(source), 1, 64, *sizes(128), names=("o", "x"))
+    assert {(f.check, f.line, f.argument) for f in found} == {
+        ("initcheck", line_of(source, BAD), "shared"),  # the first warp reads what the second one writes later
+        ("racecheck", line_of(source, OTHER), "shared"),
+        ("racecheck", line_of(source, BAD), "shared"),
+    }
+
+
+def test_buffers_that_overlap_are_one_memory() -> None:
+    source = """__global__ void k(float* a, float* b) {
+        if (threadIdx.x) return;
+        if (blockIdx.x == 0) a[9] = 1; // OTHER
+        else b[1] = 2; // BAD
+    }"""
+    kernel, both = harness.cuda(source), np.zeros(16, np.float32)
+    a, b = both[:12], both[8:]
+    for second, racy in ((b, True), (b[3:], False)):
+        buffers = [Buffer(v.ctypes.data, v.nbytes, name) for v, name in ((a, "a"), (second, "b"))]
+        found: list[object] = []
+        try:
+            with sanitize():
+                config = LaunchConfig((2, 1, 1), (32, 1, 1), 0)
+                prepare(kernel.ptx, kernel.key, kernel.entry, config)(kernel.pack((a, second)), buffers, 1)
+        except SanitizerError as error:
+            found = error.findings
+        assert [(f.check, f.line) for f in found if isinstance(f, Finding)] == (
+            [("racecheck", line_of(source, BAD))] if racy else []
+        )
+
+
+def test_printing_from_local_memory_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    source = """__global__ void k(float* o) {
+        char c = 'x';
+        printf("%c %d %f|", c, (int)threadIdx.x, 1.5);
+    }"""
+    assert not findings_of(harness.cuda(source), 1, 2, np.zeros(1, np.float32))
+    assert capsys.readouterr().out == "x 0 1.500000|x 1 1.500000|"
+
+
 def test_last_block_done_is_silent() -> None:
     o, part, done = np.zeros(1, np.float32), np.zeros(9, np.float32), np.zeros(1, np.uint32)
     assert not findings_of(harness.cuda(LAST_BLOCK), 9, 64, o, part, done)
@@ -507,6 +771,72 @@ def test_last_block_done_without_a_fence_is_a_race() -> None:
     arrays = np.zeros(1, np.float32), np.zeros(9, np.float32), np.zeros(1, np.uint32)
     found = findings_of(harness.cuda(source), 9, 64, *arrays, names=("o", "part", "done"))
     assert [(f.check, f.line, f.argument) for f in found] == [("racecheck", line_of(source, BAD), "part")]
+
+
+def test_a_release_orders_like_a_fence() -> None:
+    kernel = harness.cuda("""
+    __global__ void k(int *flag, int *data, int *out) {
+        int t = threadIdx.x, v;
+        if (blockIdx.x == 0) {
+            data[t] = 3 * t;
+            __syncthreads();
+            if (t == 0) asm volatile("st.release.gpu.b32 [%0], 1;" :: "l"(flag) : "memory");
+        } else {
+            if (t == 0) do asm volatile("ld.acquire.gpu.b32 %0, [%1];" : "=r"(v) : "l"(flag) : "memory"); while (!v);
+            __syncthreads();
+            out[t] = data[t];
+        }
+    }""")
+    out = np.zeros(64, np.int32)
+    assert not findings_of(kernel, 2, 64, np.zeros(1, np.int32), np.zeros(64, np.int32), out)
+    np.testing.assert_array_equal(out, 3 * np.arange(64))
+
+
+def test_a_volatile_flag_in_shared_memory_that_lanes_poll_is_no_race() -> None:
+    kernel = harness.cuda("""
+    __global__ void k(int *out) {
+        __shared__ volatile int turn;
+        __shared__ int sum;
+        int t = threadIdx.x;
+        if (t == 0) { turn = 0; sum = 0; }
+        __syncthreads();
+        bool done = false;
+        while (!done)
+            if (turn == t) { sum += t; out[t] = sum; __threadfence_block(); turn = t + 1; done = true; }
+    }""")
+    out = np.zeros(40, np.int32)
+    assert not findings_of(kernel, 1, 40, out)
+    np.testing.assert_array_equal(out, np.cumsum(np.arange(40)))
+
+
+def test_a_plain_load_before_a_compare_and_swap_is_no_race() -> None:
+    """As the CUDA programming guide writes atomics of one's own."""
+    kernel = harness.cuda("""
+    struct Pair { int n; float v; };
+    __device__ void add(float *at, float v) {
+        int *p = (int *)at, old = *p, assumed;
+        do {
+            assumed = old;
+            old = atomicCAS(p, assumed, __float_as_int(v + __int_as_float(assumed)));
+        } while (assumed != old);
+    }
+    __global__ void k(float *x, Pair *pairs) {
+        __shared__ float s;
+        __shared__ unsigned short count;
+        int t = threadIdx.x;
+        if (t == 0) { s = 0; count = 0; }
+        __syncthreads();
+        add(&s, 1);
+        unsigned short old = count, assumed;
+        do { assumed = old; old = atomicCAS(&count, assumed, (unsigned short)(assumed + 1)); } while (assumed != old);
+        add(&pairs[t % 2].v, 2);
+        __syncthreads();
+        if (t == 0) add(x, s + count);
+    }""")
+    x, pairs = np.zeros(1, np.float32), np.zeros(4, np.float32)
+    assert not findings_of(kernel, 3, 66, x, pairs)
+    assert x[0] == 3 * 2 * 66
+    np.testing.assert_array_equal(pairs, [0, 198, 0, 198])
 
 
 def test_chars_of_one_word_overlapping_are_a_race() -> None:

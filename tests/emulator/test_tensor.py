@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cudaops.emulator import sanitize
-from cudaops.emulator.isa.tensor import SHAPES, fragment_layouts
+from cudaops.emulator.isa.mma import SHAPES, fragment_layouts
 from cudaops.errors import EmulatorError, SanitizerError
 from tests.emulator import harness
 
@@ -337,6 +337,40 @@ def test_stmatrix(count: int, trans: bool) -> None:
     text = matrix_kernel(count, trans, True).ptx.replace(".target sm_80", ".target sm_90")
     harness.run(harness.whole_ptx(text), 1, 32, found, rows, given)
     np.testing.assert_array_equal(found, expected)
+
+
+SWIZZLES = {  # where lane l, warp w of two and step i find their chunk of 16 bytes; what the analysis knows of it
+    "affine": "l * 16 + w * 512 + i * 64",
+    "rows swizzled": "((l % 16) * 4 + ((l / 16 + 2 * i) ^ (l / 2 % 4))) * 16 + w * 1024",
+    "columns swizzled": "((l % 16) * 8 + ((w * 4 + 2 * i + l / 16) ^ l % 8)) * 16",
+    "one address": "w * 16",
+}
+
+
+@pytest.mark.parametrize("trans", [False, True])
+@pytest.mark.parametrize("place", SWIZZLES.values(), ids=SWIZZLES)
+def test_ldmatrix_by_what_is_known_of_the_address(place: str, trans: bool) -> None:
+    source = f"""__global__ void k(uint4* o, const int* x) {{
+        __shared__ __align__(16) int s[1024];
+        for (int t = threadIdx.x; t < 1024; t += 64) s[t] = x[t];
+        __syncthreads();
+        u32 l = threadIdx.x % 32, w = threadIdx.x / 32;
+        for (u32 i = 0; i < 2; i++) {{
+            u32 at = (u32)__cvta_generic_to_shared(s) + {place};
+            uint4 v;
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4{".trans" * trans}.shared.b16 {{%0, %1, %2, %3}}, [%4];"
+                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
+            o[i * 64 + threadIdx.x] = v;
+        }}
+    }}"""
+    x = np.random.default_rng().integers(0, 1 << 16, 2048).astype(U16)
+    found = harness.poisoned((2, 2, 32, 4, 2), U16)  # step, warp, lane, register, half
+    harness.run(harness.cuda(source), 1, 64, found, x.view(np.int32))
+    formula = place.replace("/", "//")
+    for i, w, lane, j, half in np.ndindex(*found.shape):
+        row, column = element_of(lane, half, trans)
+        at = eval(formula, {"l": 8 * j + row, "w": w, "i": i})
+        assert found[i, w, lane, j, half] == x[at // 2 + column]
 
 
 def test_ldmatrix_of_a_misaligned_row_is_a_finding() -> None:

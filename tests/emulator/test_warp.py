@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import cudaops
 from tests.emulator import harness
 
 MODES = ("up", "down", "bfly", "idx")
@@ -125,3 +126,30 @@ def test_fences_and_sleep_change_nothing() -> None:
 
 
 OPCODES = [*(f"shfl.sync.{mode}.b32" for mode in MODES), *(text.split()[0] for text in ORDERING)]
+
+
+def test_groups_of_lanes_vote_with_masks_of_their_own() -> None:
+    """As tiled and labeled partitions do."""
+    kernel = harness.cuda("""
+    __global__ void k(const int *x, int *out) {
+        int t = threadIdx.x;
+        unsigned m = __match_any_sync(~0u, x[t] / 8);
+        out[8 * t] = __ballot_sync(m, x[t] & 1);
+        out[8 * t + 1] = __any_sync(m, x[t] % 8 == 5);
+        out[8 * t + 2] = __all_sync(m, x[t] % 8 < 6);
+        out[8 * t + 3] = __reduce_add_sync(m, x[t]);
+        out[8 * t + 4] = __reduce_min_sync(m, -x[t]);
+        out[8 * t + 5] = __reduce_max_sync(m, unsigned(x[t]));
+        out[8 * t + 6] = __reduce_or_sync(m, 1u << t % 32) == m;
+        out[8 * t + 7] = __reduce_xor_sync(m, x[t]);
+    }""")
+    x = np.random.default_rng(3).integers(0, 40, 70).astype(np.int32)
+    out = harness.poisoned((70, 8), np.int32)
+    with cudaops.sanitize():
+        harness.run(kernel, 1, 70, x, out)
+    for t in range(70):
+        lanes = [u for u in range(t // 32 * 32, min(t // 32 * 32 + 32, 70)) if x[u] // 8 == x[t] // 8]
+        y = x[lanes]
+        votes = np.array(sum((int(x[u]) & 1) << u % 32 for u in lanes), np.uint32).view(np.int32)
+        wanted = [votes, (y % 8 == 5).any(), (y % 8 < 6).all(), y.sum(), -y.max(), y.max(), 1, np.bitwise_xor.reduce(y)]
+        np.testing.assert_array_equal(out[t], wanted, str(t))

@@ -15,6 +15,7 @@ from cudaops.ops.conv import plan_conv2d, plan_conv2d_input, plan_conv2d_weight
 from cudaops.ops.linear import plan_linear
 from cudaops.ops.matmul import plan_matmul
 from cudaops.ops.matmul_configs import MATMUL_CONFIGS, MMA_CONFIGS, MMA_MULTIPLY, is_legal
+from cudaops.ops.matmul_plan import plan_product
 from cudaops.plan import DTYPES, Plan, TensorSpec
 from cudaops.sources import kernels_dir
 
@@ -158,10 +159,26 @@ def conv_plans() -> Iterator[Plan]:
     yield from plan_conv2d(*deep, False, (1, 1), (1, 1, 1, 1), (1, 1), 1, "", ARCH).launches
 
 
+def batched_plans() -> Iterator[Plan]:
+    for dtype in DTYPES:
+        yield plan_matmul(spec(20, 4, 8, dtype=dtype), spec(20, 8, 12, dtype=dtype), arch=ARCH, config="batched")
+    yield plan_matmul(spec(50, 60, 7), spec(50, 7, 64, transposed=True), arch=ARCH)
+
+
+def split_sum_plans() -> Iterator[Plan]:
+    for dtype in DTYPES:
+        left, right = spec(2, 30, 4000, dtype=dtype), spec(2, 4000, 40, dtype=dtype)
+        yield plan_product(left, right, arch=ARCH).launches[1]
+    extras = spec(40), spec(30, 40)
+    yield plan_product(spec(30, 4000), spec(4000, 40), *extras, arch=ARCH, activation="relu", beta=2).launches[1]
+
+
 PLANS: dict[str, Callable[[], Iterator[Plan]]] = {
     "matmul_simt.cu": matmul_plans,
     "matmul_mma.cu": mma_plans,
     "matmul_skinny.cu": skinny_plans,
+    "matmul_split_sum.cu": split_sum_plans,
+    "matmul_batched.cu": batched_plans,
     "conv_implicit_gemm.cu": lambda: (plan for plan in conv_plans() if plan.source.file == "conv_implicit_gemm.cu"),
     "conv_split_sum.cu": lambda: (plan for plan in conv_plans() if plan.source.file == "conv_split_sum.cu"),
 }

@@ -10,12 +10,14 @@ from cudaops.emulator.isa import (
     integer,
     mbarrier,
     memory,
+    mma,
     tensor,
     warp,
+    wmma,
 )
 from cudaops.emulator.isa.table import TABLE, lookup
 
 __all__ = [
     "TABLE", "async_copy", "atomic", "barrier", "convert", "floating", "half", "integer", "lookup", "mbarrier",
-    "memory", "tensor", "warp",
+    "memory", "mma", "tensor", "warp", "wmma",
 ]  # fmt: skip

@@ -37,7 +37,7 @@ def cp_async(g: Codegen, ins: Instruction) -> None:
     g.require_alignment(ins, "shared", to, size.value, 32)
     g.require_alignment(ins, "global", origin, size.value, 32)
     if g.checks is Checks.SANITIZER:
-        _watch(g, ins, to, origin, count, size.value)
+        _watch(g, ins, to, origin, count, size.value, bool(more))
     site, slot = g.site(Access(ins, "global", "b32", (source,), VARYING))
     function = g.field("copy", "ptr")
     g.line(
@@ -46,18 +46,21 @@ def cp_async(g: Codegen, ins: Instruction) -> None:
     )
 
 
-def _watch(g: Codegen, ins: Instruction, to: str, origin: str, count: str, size: int) -> None:
+def _watch(g: Codegen, ins: Instruction, to: str, origin: str, count: str, size: int, short: bool) -> None:
+    """What is read, and that the target is on its way: nobody may look at it until it is waited for."""
     mask = g.mask
-    for n in range(size // 4):
-        some = g.emit(f"icmp ugt <32 x i32> {count}, {g.splat32(4 * n)}")
-        g.mask = some if mask is None else g.binary("and", "<32 x i1>", mask, some)
-        read = Access(ins, "global", "b32", ins.operands[1:2], VARYING)
-        step = g.vector_text("i64", [4 * n] * 32)
-        g.watch(read, g.binary("add", "<32 x i64>", origin, step), sanitizer.READ)
+    source, target = ins.operands[1], ins.operands[0]
+    step = 4 if short else size
+    for offset in range(0, size, step):
+        if short:
+            some = g.emit(f"icmp ugt <32 x i32> {count}, {g.splat32(offset)}")
+            g.mask = some if mask is None else g.binary("and", "<32 x i1>", mask, some)
+        read = Access(ins, "global", "b32", (source,) * (step // 4), VARYING)
+        places = g.binary("add", "<32 x i64>", origin, g.vector_text("i64", [offset] * 32))
+        g.watch(read, places, sanitizer.READ)
         g.mask = mask
-        written = Access(ins, "shared", "b32", ins.operands[:1], VARYING)
-        g.watch(written, g.binary("add", "<32 x i64>", to, step), sanitizer.WRITE)
-        g.mask = mask
+    g.watch(Access(ins, "shared", "b32", (target,) * (size // 4), VARYING), to, sanitizer.COPY)
+    g.mask = mask
 
 
 @rule("cp", "", "async", needs="commit_group")

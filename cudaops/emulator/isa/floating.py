@@ -63,15 +63,17 @@ define internal {ty} @{name}({given}) noinline strictfp #0 {{
     return g.emit(f"call {g.ty(result)} @{name}({given})")
 
 
-@rule("add sub mul", FLOATS, "rn rz rm rp ftz sat")
-def arithmetic(g: Codegen, ins: Instruction) -> None:
-    a, b = sources(g, ins, 2)
+def binary(g: Codegen, ins: Instruction, operation: str, a: str, b: str) -> str:
+    """fadd, fsub, fmul or fdiv, rounded as the instruction says."""
     mode = directed(ins)
     if mode is None:
-        value = g.emit(f"f{ins.base} {g.ty(ins.type)} {a}, {b}")
-    else:
-        value = rounded(g, f"f{ins.base}", mode, ins.type, (ins.type, a), (ins.type, b))
-    finish(g, ins, value)
+        return g.emit(f"{operation} {g.ty(ins.type)} {a}, {b}")
+    return rounded(g, operation, mode, ins.type, (ins.type, a), (ins.type, b))
+
+
+@rule("add sub mul", FLOATS, "rn rz rm rp ftz sat")
+def arithmetic(g: Codegen, ins: Instruction) -> None:
+    finish(g, ins, binary(g, ins, f"f{ins.base}", *sources(g, ins, 2)))
 
 
 @rule("fma mad", FLOATS, "rn rz rm rp ftz sat")
@@ -92,11 +94,11 @@ def two_sum_error(g: Codegen, ty: str, a: str, b: str, s: str) -> str:
     return g.binary("fadd", ty, first, g.binary("fsub", ty, b, bb))
 
 
-@rule("div", FLOATS, "rn approx full ftz")
+@rule("div", FLOATS, "rn rz rm rp approx full ftz")
 def divide(g: Codegen, ins: Instruction) -> None:
     a, b = sources(g, ins, 2)
     ty = g.ty(ins.type)
-    value = g.binary("fdiv", ty, a, b)
+    value = binary(g, ins, "fdiv", a, b)
     if "approx" in ins.parts:  # beyond 2^126 the divisor's reciprocal is taken for 0
         size = g.call("llvm.fabs", ins.type, b)
         large = g.emit(f"fcmp ogt {ty} {size}, {g.constant('f32', 0x7E800000)}")
@@ -111,20 +113,25 @@ def one(g: Codegen, ins: Instruction) -> str:
     return g.constant(ins.type, 0x3F800000 if ins.type == "f32" else 0x3FF0000000000000)
 
 
-@rule("rcp", FLOATS, "rn approx ftz")
+@rule("rcp", FLOATS, "rn rz rm rp approx ftz")
 def reciprocal(g: Codegen, ins: Instruction) -> None:
     ty = g.ty(ins.type)
     if _gross(ins):
         g.result(ins, _upper_half(g, g.binary("fdiv", ty, one(g, ins), _upper_half(g, g.src(ins, 1)))))
         return
     (a,) = sources(g, ins, 1)
-    finish(g, ins, g.binary("fdiv", ty, one(g, ins), a))
+    finish(g, ins, binary(g, ins, "fdiv", one(g, ins), a))
 
 
-@rule("sqrt", FLOATS, "rn approx ftz")
+@rule("sqrt", FLOATS, "rn rz rm rp approx ftz")
 def square_root(g: Codegen, ins: Instruction) -> None:
     (a,) = sources(g, ins, 1)
-    finish(g, ins, g.call("llvm.sqrt", ins.type, a))
+    mode = directed(ins)
+    if mode is None:
+        value = g.call("llvm.sqrt", ins.type, a)
+    else:
+        value = rounded(g, "sqrt", mode, ins.type, (ins.type, a))
+    finish(g, ins, value)
 
 
 @rule("rsqrt", FLOATS, "approx ftz")

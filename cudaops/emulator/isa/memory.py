@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cudaops.emulator import sanitizer
+from cudaops.emulator import native, sanitizer
+from cudaops.emulator.control import results
 from cudaops.emulator.isa.integer import BITS, INTS
 from cudaops.emulator.isa.table import rule
 from cudaops.emulator.lanes import Lanes
+from cudaops.emulator.natural import check_alignment
 from cudaops.emulator.options import Checks
 from cudaops.emulator.ptx import TYPE_BITS, Instruction, Mem, Operand, Sym, Vec
 
@@ -77,9 +79,10 @@ def ld(g: Codegen, ins: Instruction) -> None:
         _load_parameter(g, ins, source)
         return
     a = access(g, ins, ins.operands[0])
-    if g.checks is Checks.SANITIZER:
+    if g.checks is Checks.SANITIZER and (_is_strong(g, ins) or not g.hull_known(a)):
         _watched_load(g, a, source)
         return
+    check_alignment(g, a, source)
     if a.address.uniform:
         values = _load_uniform(g, a, source)
     elif not a.address.varying:
@@ -95,13 +98,14 @@ def st(g: Codegen, ins: Instruction) -> None:
     target = ins.operands[0]
     assert isinstance(target, Mem)
     a = access(g, ins, ins.operands[1])
-    if g.checks is Checks.SANITIZER:
+    if g.checks is Checks.SANITIZER and (_is_strong(g, ins) or not g.hull_known(a)):
         places = g.address_vector(target, a.space)
         mask = g.mask
-        g.watch(a, places, sanitizer.WRITE)
+        g.watch(a, places, sanitizer.STRONG_WRITE if _is_strong(g, ins) else sanitizer.WRITE)
         _store_varying(g, a, places, [_bits(g, a, g.read(item, a.type, vector=True), True) for item in a.items])
         g.mask = mask
         return
+    check_alignment(g, a, target)
     if a.address.uniform:
         _store_uniform(g, a, target)
     elif not a.address.varying:
@@ -111,19 +115,38 @@ def st(g: Codegen, ins: Instruction) -> None:
         _store_varying(g, a, g.address_vector(target, a.space), values)
 
 
+def _is_strong(g: Codegen, ins: Instruction) -> bool:
+    """Whether it may meet another thread's access without a race (PTX ISA, "Memory consistency model").
+
+    Flags between blocks are often volatile only. In shared memory volatile is what one writes who forgot __syncwarp,
+    but for kernels that wait in a loop for what they read so. A plain load of what is then compared and swapped is how
+    the CUDA programming guide writes an atomic: the swap finds out whether it is still right.
+    """
+    if any(r.name in g.flow.compared for r in results(ins)):
+        return True
+    if "volatile" in ins.parts:
+        return "global" in ins.parts or g.flow.polls_volatile
+    return bool({"relaxed", "acquire", "release", "mmio"} & set(ins.parts))
+
+
 def _watched_load(g: Codegen, a: Access, source: Mem) -> None:
     places, mask = g.address_vector(source, a.space), g.mask
-    g.watch(a, places, sanitizer.READ)
-    values = _load_varying(g, a, places)
+    g.watch(a, places, sanitizer.STRONG_READ if _is_strong(g, a.ins) else sanitizer.READ)
+    values = _load_varying(g, a, places, raw=True)
     uniform = a.address.uniform
-    if uniform:  # all lanes read the same: take what the first one that may read got
-        name = g.declare("llvm.cttz.i32", "i32", "i32, i1")
-        lane = g.emit(f"call i32 @{name}(i32 {g.bits_of(g.mask_or_full())}, i1 false)")
-        lane = g.binary("and", "i32", lane, "31")
-        values = [g.emit(f"extractelement {g.llvm(a.type, True)} {value}, i32 {lane}") for value in values]
+    if uniform:
+        values = _of_first_lane(g, a, values)
     g.mask = mask
-    for item, value in zip(a.items, values, strict=True):
+    for item, value in zip(a.items, _values(g, a, values, not uniform), strict=True):
         g.write(item, value, a.type, vector=not uniform)
+
+
+def _of_first_lane(g: Codegen, a: Access, values: list[str]) -> list[str]:
+    """All lanes read the same: what the first one that may read got."""
+    name = g.declare("llvm.cttz.i32", "i32", "i32, i1")
+    lane = g.emit(f"call i32 @{name}(i32 {g.bits_of(g.mask_or_full())}, i1 false)")
+    lane = g.binary("and", "i32", lane, "31")
+    return [g.emit(f"extractelement <32 x {a.element}> {value}, i32 {lane}") for value in values]
 
 
 def _load_parameter(g: Codegen, ins: Instruction, source: Mem) -> None:
@@ -159,8 +182,16 @@ def _load_uniform(g: Codegen, a: Access, source: Mem) -> list[str]:
     def fast() -> list[str]:
         return [g.emit(f"load {a.element}, ptr {p}, align 1") for p in g.pointers(address, a)]
 
-    values = g.checked(a, address, a.total, 0, fast, lambda: _report_scalar(g, a, address))
+    values = g.checked(a, address, a.total, 0, fast, lambda: _slow_scalar_load(g, a, address))
     return _values(g, a, values, False)
+
+
+def _slow_scalar_load(g: Codegen, a: Access, address: str) -> list[str]:
+    places = g.splat_value("i64", address)
+    if g.checks is Checks.SANITIZER:  # some lanes may read
+        return _of_first_lane(g, a, _load_varying(g, a, places, raw=True))
+    g.report(a, places, store=False)
+    return ["0"] * len(a.items)
 
 
 def _store_uniform(g: Codegen, a: Access, target: Mem) -> None:
@@ -179,13 +210,15 @@ def _store_uniform(g: Codegen, a: Access, target: Mem) -> None:
             g.line(f"store {a.element} {value}, ptr {p}, align 1")
         return []
 
-    g.checked(a, address, a.total, 0, fast, lambda: _report_scalar(g, a, address, store=True))
+    def slow() -> list[str]:
+        places = g.splat_value("i64", address)
+        if g.checks is Checks.SANITIZER:  # some lanes may write
+            _store_varying(g, a, places, [g.splat_value(a.element, value) for value in values])
+        else:
+            g.report(a, places, store=True)
+        return []
 
-
-def _report_scalar(g: Codegen, a: Access, address: str, store: bool = False) -> list[str]:
-    """Not inside any extent: the out-of-line load reports it (and gives 0); nothing is stored."""
-    g.report(a, g.splat_value("i64", address), store)
-    return [] if store else ["0"] * len(a.items)
+    g.checked(a, address, a.total, 0, fast, slow)
 
 
 # -- affine -----------------------------------------------------------------------------------------------------------
@@ -205,19 +238,62 @@ def _load_affine(g: Codegen, a: Access, source: Mem) -> list[str]:
         start = g.pointer(address, low)
         if len(a.items) == 1 and steps == list(range(32)):
             return [g.emit(f"load <32 x {a.element}>, ptr {start}, align 1")]
-        wide = g.emit(f"load <{count} x {a.element}>, ptr {start}, align 1")
-        return [
-            g.emit(
-                f"shufflevector <{count} x {a.element}> {wide}, <{count} x {a.element}> poison, "
-                + g.constant_vector("i32", [s + n for s in steps])
-            )
-            for n in range(len(a.items))
-        ]
+        parts = _Parts(g, a.element, start, count)
+        return [parts.pick([s + n for s in steps]) for n in range(len(a.items))]
 
     values = g.checked(
         a, address, hull, low, fast, lambda: _load_varying(g, a, g.address_vector(source, a.space), raw=True)
     )
     return _values(g, a, values, True)
+
+
+class _Parts:
+    """Neighbouring elements in memory, loaded as vectors of one register each, and lanes picked from them.
+
+    One wide load and a wide shuffle would mean the same, and take LLVM ten times as long to take apart.
+    """
+
+    def __init__(self, g: Codegen, element: str, start: str, count: int) -> None:
+        self.g, self.element, self.start = g, element, start
+        self.width = min(512 // int(element[1:]), count, 32)
+        self.last = count - self.width  # where the last part begins: it may overlap the one before
+        self.loaded: dict[int, str] = {}
+
+    def _part(self, begin: int) -> str:
+        if begin not in self.loaded:
+            size = int(self.element[1:]) // 8
+            pointer = self.g.emit(f"getelementptr i8, ptr {self.start}, i64 {begin * size}") if begin else self.start
+            self.loaded[begin] = self.g.emit(f"load <{self.width} x {self.element}>, ptr {pointer}, align 1")
+        return self.loaded[begin]
+
+    def _shuffle(self, first: str, second: str, width: int, order: list[int]) -> str:
+        ty = f"<{width} x {self.element}>"
+        return self.g.emit(f"shufflevector {ty} {first}, {ty} {second}, {self.g.constant_vector('i32', order)}")
+
+    def pick(self, indices: list[int]) -> str:
+        """The elements of these numbers, one a lane."""
+        step = min(512 // int(self.element[1:]), 32)
+        pieces = [self._piece(indices[n : n + step]) for n in range(0, len(indices), step)]
+        while len(pieces) > 1:
+            pieces = [
+                self._shuffle(a, b, step, list(range(2 * step))) for a, b in zip(pieces[::2], pieces[1::2], strict=True)
+            ]
+            step *= 2
+        return pieces[0]
+
+    def _piece(self, indices: list[int]) -> str:
+        """As many lanes as one register holds, from two parts by one shuffle, and by one more for each further part."""
+        places = [(min(n // self.width * self.width, self.last), n) for n in indices]
+        first, *others = sorted({begin for begin, _ in places})
+        order = [n - first if begin == first else 0 for begin, n in places]
+        result, width = self._part(first), self.width
+        for n, begin in enumerate(others or [first]):
+            if n > 0:
+                width, order = len(indices), list(range(len(indices)))
+            order = [width + n - begin if b == begin and others else o
+                     for o, (b, n) in zip(order, places, strict=True)]  # fmt: skip
+            result = self._shuffle(result, self._part(begin) if others else "poison", width, order)
+        return result
 
 
 def _gather_affine(g: Codegen, a: Access, address: str) -> list[str]:
@@ -255,15 +331,25 @@ def _store_affine(g: Codegen, a: Access, target: Mem) -> None:
         whole, mask = interleave(g, a.element, values), g.mask
         ty = f"<{count} x {a.element}>"
         start = g.pointer(address, low)
-        if mask is None:
+
+        def store_all() -> None:
             g.line(f"store {ty} {whole}, ptr {start}, align 1")
-        else:
-            spread = mask if len(values) == 1 else interleave(g, "i1", [mask] * len(values))
+
+        def store_some() -> None:
+            if native.vector_extension() != "AVX-512":  # LLVM would make the wide mask bit by bit
+                _store_varying(g, a, g.address_vector(target, a.space), values)
+                return
+            spread = g.mask_or_full() if len(values) == 1 else interleave(g, "i1", [g.mask_or_full()] * len(values))
             name = g.declare(f"llvm.masked.store.v{count}{a.element}.p0", "void", f"{ty}, ptr, i32, <{count} x i1>")
             g.line(f"call void @{name}({ty} {whole}, ptr {start}, i32 1, <{count} x i1> {spread})")
+
+        if mask is None:
+            store_all()
+        else:
+            g.either(g.emit(f"icmp eq i32 {g.bits_of(mask)}, -1"), store_all, store_some)
         return []
 
-    if not contiguous:
+    if not contiguous and g.checks is not Checks.SANITIZER:
         fast()  # the out-of-line store does its own checks
         return
     g.checked(a, address, hull, low, fast, lambda: _slow_store(g, a, target, values))
@@ -323,6 +409,11 @@ def _load_wide(g: Codegen, a: Access, addresses: str) -> list[str]:
 
 
 def _store_varying(g: Codegen, a: Access, addresses: str, values: list[str]) -> None:
+    if len(values) > 1 and a.total in (8, 16) and not g.cold:
+        whole = interleave(g, a.element, values)
+        g.line(f"store <{32 * len(values)} x {a.element}> {whole}, ptr %wide, align 64")
+        g.out_of_line_wide_store(a, addresses)
+        return
     for n, value in enumerate(values):
         places = addresses
         if n:

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cudaops.emulator import layout
 from cudaops.emulator.isa.table import rule
 from cudaops.emulator.lanes import LANE
 from cudaops.emulator.options import Checks
-from cudaops.emulator.ptx import Instruction, Pair
+from cudaops.emulator.ptx import Imm, Instruction, Operand, Pair
 
 if TYPE_CHECKING:
     from cudaops.emulator.codegen import Codegen
+
+
+def check_members(g: Codegen, ins: Instruction, members: Operand) -> None:
+    """Let the sanitizer see a collective's member mask. Lanes that never existed, or have ended, may be named in it."""
+    if g.checks is not Checks.SANITIZER:
+        return
+    diverged = g.block in g.analysis.masked
+    if not diverged and isinstance(members, Imm) and members.value & 0xFFFFFFFF == 0xFFFFFFFF:
+        return
+    active = g.bits_of(g.mask_or_full())
+    live = g.live_bits() if diverged else active
+    if g.block in g.meeting:  # all that it names have come, here or elsewhere, unless it was given up
+        live = g.emit(f"select i1 {g.given_up}, i32 {live}, i32 {active}")
+    masks = g.read(members, "b32", vector=True)
+    function = g.field("members", "ptr")
+    g.line(f"call void {function}(ptr %ctx, <32 x i32> {masks}, i32 {active}, i32 {live}, i64 {g.site_of(ins)})")
 
 
 @rule("shfl", "b32", "sync up down bfly idx")
@@ -50,6 +65,7 @@ def shfl(g: Codegen, ins: Instruction) -> None:
         asking = g.binary("and", "i32", active, g.bits_of(valid))
         function = g.field("inactive", "ptr")
         g.line(f"call void {function}(ptr %ctx, i32 {asking}, {v32} {j}, i32 {active}, i64 {g.site_of(ins)})")
+    check_members(g, ins, ins.operands[4])
     g.write(data, moved, "b32", vector=True)
     if isinstance(target, Pair):
         g.write(target.second, valid, "pred", vector=True)
@@ -77,22 +93,29 @@ def shuffle_source(mode: str, lane: int, b: int, c: int) -> tuple[int, bool]:
 
 @rule("vote", "pred b32", "sync all any uni ballot")
 def vote(g: Codegen, ins: Instruction) -> None:
+    """Scalars where all lanes name the same members, else a vector."""
+    vector = len(ins.operands) > 2 and not g.lanes_of(ins.operands[2]).uniform
+    ty = g.llvm("b32", vector)
     p = g.bits_of(g.read(ins.operands[1], "pred", vector=True))
     active = g.bits_of(g.mask_or_full())
+    if vector:
+        p, active = g.splat_value("i32", p), g.splat_value("i32", active)
     if len(ins.operands) > 2:
-        active = g.binary("and", "i32", active, g.read(ins.operands[2], "b32", vector=False))
-    true = g.binary("and", "i32", p, active)
+        check_members(g, ins, ins.operands[2])
+        active = g.binary("and", ty, active, g.read(ins.operands[2], "b32", vector=vector))
+    true = g.binary("and", ty, p, active)
     kind = ins.parts[-2]
     if kind == "ballot":
-        g.write(ins.operands[0], true, "b32", vector=False)
+        g.write(ins.operands[0], true, "b32", vector=vector)
         return
-    everyone = g.emit(f"icmp eq i32 {true}, {active}")
-    someone = g.emit(f"icmp ne i32 {true}, 0")
+    everyone = g.emit(f"icmp eq {ty} {true}, {active}")
+    nobody = g.emit(f"icmp eq {ty} {true}, {'zeroinitializer' if vector else '0'}")
+    bools = g.llvm("pred", vector)
     if kind == "uni":
-        value = g.emit(f"or i1 {everyone}, {g.emit(f'xor i1 {someone}, true')}")
+        value = g.binary("or", bools, everyone, nobody)
     else:
-        value = everyone if kind == "all" else someone
-    g.write(ins.operands[0], value, "pred", vector=False)
+        value = everyone if kind == "all" else g.binary("xor", bools, nobody, "splat (i1 true)" if vector else "true")
+    g.write(ins.operands[0], value, "pred", vector=vector)
 
 
 @rule("activemask", "b32")
@@ -103,6 +126,7 @@ def activemask(g: Codegen, ins: Instruction) -> None:
 @rule("bar", "", "sync", needs="warp")
 def bar_warp(g: Codegen, ins: Instruction) -> None:
     """The lanes of a warp run in step: bar.warp.sync has nothing to wait for."""
+    check_members(g, ins, ins.operands[0])
     if g.checks is Checks.SANITIZER:
         g.line(f"call void {g.field('tick_warp', 'ptr')}(ptr %ctx)")
 
@@ -111,9 +135,8 @@ def bar_warp(g: Codegen, ins: Instruction) -> None:
 @rule("fence", "", "cta gpu sys cluster acq_rel sc acquire release")
 def fence(g: Codegen, ins: Instruction) -> None:
     g.line("fence seq_cst")
-    if g.checks is Checks.SANITIZER and not {"cta"} & set(ins.parts):
-        pointer = g.emit(f"getelementptr i8, ptr %ctx, i64 {layout.WORKER['fenced']}")
-        g.line(f"store i64 1, ptr {pointer}, align 8")
+    if g.checks is Checks.SANITIZER:
+        g.note_fence(ins)
 
 
 @rule("nanosleep", "u32")
@@ -123,21 +146,37 @@ def nanosleep(g: Codegen, ins: Instruction) -> None:
 
 @rule("redux", "b32 u32 s32", "sync add min max and or xor")
 def redux(g: Codegen, ins: Instruction) -> None:
-    """One value from all lanes of the member mask that run this."""
+    """One value from all lanes of the member mask that run this; groups of lanes may name masks of their own."""
     op = next(p for p in ins.parts if p in ("add", "min", "max", "and", "or", "xor"))
+    check_members(g, ins, ins.operands[2])
     neutral = {"add": 0, "or": 0, "xor": 0, "and": -1}
     if op in ("min", "max"):
         kind = "s" if ins.type == "s32" else "u"
         bounds = {"smin": 0x7FFFFFFF, "smax": -0x80000000, "umin": -1, "umax": 0}
         op = kind + op
         neutral[op] = bounds[op]
-    members = g.read(ins.operands[2], "b32", vector=False) if g.lanes_of(ins.operands[2]).uniform else "-1"
-    active = g.binary("and", "i32", g.bits_of(g.mask_or_full()), members)
-    mask = g.emit(f"bitcast i32 {active} to <32 x i1>")
     value = g.read(ins.operands[1], "b32", vector=True)
-    kept = g.emit(f"select <32 x i1> {mask}, <32 x i32> {value}, <32 x i32> {g.splat32(neutral[op])}")
-    name = g.declare(f"llvm.vector.reduce.{op}.v32i32", "i32", "<32 x i32>")
-    g.write(ins.operands[0], g.emit(f"call i32 @{name}(<32 x i32> {kept})"), "b32", vector=False)
+    active = g.bits_of(g.mask_or_full())
+    if g.lanes_of(ins.operands[2]).uniform:
+        active = g.binary("and", "i32", active, g.read(ins.operands[2], "b32", vector=False))
+        mask = g.emit(f"bitcast i32 {active} to <32 x i1>")
+        kept = g.emit(f"select <32 x i1> {mask}, <32 x i32> {value}, <32 x i32> {g.splat32(neutral[op])}")
+        name = g.declare(f"llvm.vector.reduce.{op}.v32i32", "i32", "<32 x i32>")
+        g.write(ins.operands[0], g.emit(f"call i32 @{name}(<32 x i32> {kept})"), "b32", vector=False)
+        return
+    members = g.binary("and", "<32 x i32>", g.splat_value("i32", active), g.read(ins.operands[2], "b32", vector=True))
+    total = g.splat32(neutral[op])
+    for lane in LANE:  # groups of lanes, each with a value of its own
+        bit = g.binary("and", "<32 x i32>", members, g.splat32(1 << lane))
+        member = g.emit(f"icmp ne <32 x i32> {bit}, zeroinitializer")
+        one = g.splat_value("i32", g.emit(f"extractelement <32 x i32> {value}, i32 {lane}"))
+        if op[1:] in ("min", "max"):
+            name = g.declare(f"llvm.{op}.v32i32", "<32 x i32>", "<32 x i32>, <32 x i32>")
+            more = g.emit(f"call <32 x i32> @{name}(<32 x i32> {total}, <32 x i32> {one})")
+        else:
+            more = g.binary(op, "<32 x i32>", total, one)
+        total = g.emit(f"select <32 x i1> {member}, <32 x i32> {more}, <32 x i32> {total}")
+    g.write(ins.operands[0], total, "b32", vector=True)
 
 
 @rule("match", "b32 b64", "sync any all")
@@ -146,6 +185,7 @@ def match(g: Codegen, ins: Instruction) -> None:
     target = ins.operands[0]
     data = target.first if isinstance(target, Pair) else target
     ty = g.llvm(ins.type, True)
+    check_members(g, ins, ins.operands[2])
     value = g.read(ins.operands[1], ins.type, vector=True)
     members = g.read(ins.operands[2], "b32", vector=True)
     active = g.splat_value("i32", g.bits_of(g.mask_or_full()))
@@ -173,6 +213,7 @@ def elect(g: Codegen, ins: Instruction) -> None:
     """The lowest member lane is elected."""
     target = ins.operands[0]
     assert isinstance(target, Pair)
+    check_members(g, ins, ins.operands[1])
     members = g.read(ins.operands[1], "b32", vector=True)
     active = g.binary("and", "<32 x i32>", g.splat_value("i32", g.bits_of(g.mask_or_full())), members)
     minus = g.binary("sub", "<32 x i32>", "zeroinitializer", active)
