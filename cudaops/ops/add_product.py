@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from cudaops.launch import arch_of, launch, spec_of
+from cudaops.launch import arch_of, spec_of
 from cudaops.ops import library
-from cudaops.ops.matmul import few_batch_dims, gradient_of_left, gradient_of_right, matmul, matmul_batched
-from cudaops.ops.matmul_plan import plan_matmul
+from cudaops.ops.matmul import few_batch_dims, gradient_of_left, gradient_of_right, matmul, matmul_batched, run
+from cudaops.ops.matmul_plan import Product, plan_product
 from cudaops.ops.matmul_problem import result_shape
-from cudaops.plan import Plan, TensorSpec
+from cudaops.plan import TensorSpec
 
 __all__ = ["add_product"]
 
@@ -39,6 +39,8 @@ def add_product(
     """
     if not all(isinstance(x, torch.Tensor) for x in (residual, input, other)):
         library.check_tensors("add_product", residual=residual, input=input, other=other)
+    if library.plain(residual, input, other):
+        return _kernel(residual, input, other, beta=beta, alpha=alpha)
     if library.transforms_active():
         _result_shape(residual, input, other)
         return _composed(residual, matmul(input, other), *_factors(input, beta, alpha))
@@ -94,8 +96,8 @@ def _plan(
     alpha: int | float,
     arch: str,
     tf32: bool,
-) -> Plan:
-    return plan_matmul(input, other, None, residual, arch=arch, beta=beta, alpha=alpha, tf32=tf32, op="add_product")
+) -> Product:
+    return plan_product(input, other, None, residual, arch=arch, beta=beta, alpha=alpha, tf32=tf32, op="add_product")
 
 
 def _kernel(
@@ -113,8 +115,8 @@ def _kernel(
     input, other = few_batch_dims(input, other)
     added = None if beta == 0 else spec_of(residual)
     arch, tf32 = arch_of(input.device), library.reads_tf32(input)
-    plan = _plan(added, spec_of(input), spec_of(other), beta, alpha, arch, tf32)
-    launch(plan, (out, input, other, out, out if added is None else residual))
+    product = _plan(added, spec_of(input), spec_of(other), beta, alpha, arch, tf32)
+    run(product, out, input, other, residual=None if added is None else residual)
     return out
 
 
