@@ -426,6 +426,7 @@ def test_matmul_plan_of_more_blocks_than_a_grid_axis_takes() -> None:
         TensorSpec((many, 1, 1), (1, 1, 1), "float32", 16),
         TensorSpec((many, 1, 1), (1, 1, 1), "float32", 16),
         arch="sm_80",
+        config="16x128",
     )
     assert plan.config.blocks >= many
     assert plan.config.grid[1] <= 65_535
