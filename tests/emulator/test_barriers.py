@@ -162,6 +162,19 @@ def test_barriers_that_there_are_not(text: str) -> None:
         harness.ptx(f".loc 1 5 0\n{text}\nret;")(1, 64, np.zeros(1, np.int32))
 
 
+@pytest.mark.parametrize(
+    ("number", "count"), [(16, 64), (-1, 64), (1, 33), (1, 0), (1, -32), (1, 1056), (1, 65536 + 64)]
+)
+def test_numbers_and_counts_that_there_are_not_in_registers(number: int, count: int) -> None:
+    kernel = harness.cuda("""
+    __global__ void k(const int *numbers) {
+        asm volatile("bar.sync %0, %1;" :: "r"(numbers[0]), "r"(numbers[1]) : "memory");
+    }""")
+    harness.run(kernel, 1, 64, np.array([15, 64], np.int32))
+    with pytest.raises(EmulatorError, match=r"k\.cu:3: .*bar\.sync has a number of a barrier beyond 15, or a count"):
+        harness.run(kernel, 1, 64, np.array([number, count], np.int32))
+
+
 # -- barriers in divergent code -----------------------------------------------------------------------------------------
 def test_lanes_of_a_warp_wait_at_different_places() -> None:
     """Since sm_70 each thread waits for itself; a barrier is complete when all have come to it, wherever that is."""
