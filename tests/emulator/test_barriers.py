@@ -434,6 +434,29 @@ def test_lanes_meet_at_different_places(sanitizer: bool) -> None:
     np.testing.assert_array_equal(out, wanted)
 
 
+@pytest.mark.parametrize("sanitizer", [False, True], ids=["", "sanitizer"])
+def test_a_collective_does_not_wait_for_lanes_that_end(sanitizer: bool) -> None:
+    kernel = harness.cuda("""
+    __global__ void k(int *lock, volatile int *count, int *out) {
+        int t = threadIdx.x;
+        while (atomicCAS(lock, 0, 1) != 0) { }
+        __threadfence();
+        int place = count[0];
+        count[0] = place + 1;
+        __threadfence();
+        atomicExch(lock, 0);
+        if (place >= 20) { out[t] = -1; return; }
+        __syncwarp();
+        out[t] = __popc(__ballot_sync(~0u, true));
+    }""")
+    out = ints(32)
+    with contextlib.ExitStack() as stack:
+        if sanitizer:
+            stack.enter_context(cudaops.sanitize())
+        harness.run(kernel, 1, 32, np.zeros(1, np.int32), np.zeros(1, np.int32), out)
+    np.testing.assert_array_equal(np.sort(out), [-1] * 12 + [20] * 20)
+
+
 def test_a_collective_that_lanes_never_come_to_is_given_up() -> None:
     kernel = harness.cuda("""
     __global__ void k(int *lock, int *out) {
