@@ -395,16 +395,16 @@ class Codegen(Stops):
             bad, fine = self.label("missing"), self.label("all")
             self.line(f"br i1 {missing}, label %{bad}, label %{fine}")
             self.place(bad)
-            self._fault(ins, layout.ERROR_BARRIER)
+            self.fault(ins, layout.ERROR_BARRIER)
             self.line("ret i32 0")
             self.place(fine)
         self.park_at_barrier(b, mask)
 
     def _trap(self, ins: Instruction) -> None:
-        self._fault(ins, layout.ERROR_TRAP)
+        self.fault(ins, layout.ERROR_TRAP)
         self.line("ret i32 0")
 
-    def _fault(self, ins: Instruction, kind: int) -> None:
+    def fault(self, ins: Instruction, kind: int) -> None:
         number = self.site_of(ins)
         mask = self.bits_of(self.mask_or_full())
         kind_at = self.emit(f"getelementptr i8, ptr %ctx, i64 {layout.WORKER['error_kind']}")

@@ -81,6 +81,11 @@ class Place:
                 text = f"block {block}, warp {record.warp}: {what}"
             case layout.ERROR_ARRIVALS:
                 text = f"{who}arrives by {site.opcode} at {place}, where this phase expects nobody any more"
+            case layout.ERROR_NUMBER:
+                text = (
+                    f"block {block}, warp {record.warp}: {site.opcode} has a number of a barrier beyond 15, or a count "
+                    "of threads that is no multiple of 32 from 32 to 1024"
+                )
             case layout.ERROR_STEPS:
                 text = (
                     f"block {block}: more than {self.max_steps} loop iterations (max_steps); is this loop infinite? "

@@ -182,7 +182,9 @@ ALL_COPIES = -1  # to wait for: those of the group being filled as well
 # mbarrier: what its 64 bits hold, (first bit, width). Counts of arrivals; of bytes, signed.
 MBARRIER = {"expected": (0, 20), "pending": (20, 20), "bytes": (40, 22), "phase": (62, 1)}
 
-ERROR_ACCESS, ERROR_STORE, ERROR_BARRIER, ERROR_TRAP, ERROR_DEADLOCK, ERROR_STEPS, ERROR_ARRIVALS = range(1, 8)
+ERROR_ACCESS, ERROR_STORE, ERROR_BARRIER, ERROR_TRAP, ERROR_DEADLOCK, ERROR_STEPS, ERROR_ARRIVALS, ERROR_NUMBER = range(
+    1, 9
+)
 
 LOOK_TURNS = 16  # times that a waiting loop goes round in one turn of its warp
 STUCK_ROUNDS = 1 << 15  # rounds in which no warp of a block goes on, until that counts as a deadlock

@@ -24,7 +24,7 @@ RACE_SHARED, RACE_GLOBAL, UNINITIALISED, MISALIGNED, INACTIVE_LANE = 11, 12, 13,
 OTHER_BARRIER, NOT_MEMBER, MISSING_MEMBER, IN_FLIGHT = 16, 17, 18, 19
 CHECKS = {
     layout.ERROR_ACCESS: "memcheck", layout.ERROR_STORE: "memcheck", layout.ERROR_BARRIER: "synccheck",
-    layout.ERROR_DEADLOCK: "synccheck", layout.ERROR_ARRIVALS: "synccheck",
+    layout.ERROR_DEADLOCK: "synccheck", layout.ERROR_ARRIVALS: "synccheck", layout.ERROR_NUMBER: "synccheck",
     RACE_SHARED: "racecheck", RACE_GLOBAL: "racecheck", UNINITIALISED: "initcheck", MISALIGNED: "memcheck",
     INACTIVE_LANE: "synccheck", OTHER_BARRIER: "synccheck", NOT_MEMBER: "synccheck", MISSING_MEMBER: "synccheck",
     IN_FLIGHT: "synccheck",

@@ -27,6 +27,9 @@ class Stops(Accesses):
     def poll(self, code: Sequence[Instruction]) -> None:
         raise NotImplementedError
 
+    def fault(self, ins: Instruction, kind: int) -> None:
+        raise NotImplementedError
+
     def find_stops(self) -> None:
         """What a frame's program counter can stand for: the block of a barrier, the header of a waiting loop, or the
         region that lanes stopped in."""
@@ -117,7 +120,18 @@ class Stops(Accesses):
     def barrier_number(self, ins: Instruction, operand: Operand) -> str:
         if isinstance(operand, Imm) and not 0 <= operand.value < 16:
             self.unsupported(ins, f"barrier {operand.value}, of 16,")
-        return self.binary("and", "i32", self.one(operand), "15")
+        number = self.one(operand)
+        if not isinstance(operand, Imm):
+            self._require(ins, f"icmp ult i32 {number}, 16")
+        return number
+
+    def _require(self, ins: Instruction, test: str) -> None:
+        fine, bad = self.label("fine"), self.label("bad")
+        self.line(f"br i1 {self.emit(test)}, label %{fine}, label %{bad}, !prof !0")
+        self.place(bad)
+        self.fault(ins, layout.ERROR_NUMBER)
+        self.line("ret i32 0")
+        self.place(fine)
 
     def arrive(self, ins: Instruction, mask: str) -> str:
         """Take note of the lanes (bits) that come to a barrier; its number."""
@@ -133,7 +147,12 @@ class Stops(Accesses):
             count = operands.pop(0)
             if isinstance(count, Imm) and (count.value % 32 or not 0 < count.value <= 1024):
                 self.unsupported(ins, f"a barrier of {count.value} threads, which are no whole warps of a block,")
-            expected = self.emit(f"trunc i32 {self.one(count)} to i16")
+            threads = self.one(count)
+            if not isinstance(count, Imm):  # from 32 on: the rotation brings the low bits to the top
+                name = self.declare("llvm.fshr.i32", "i32", "i32, i32, i32")
+                warps = self.emit(f"call i32 @{name}(i32 {threads}, i32 {threads}, i32 5)")
+                self._require(ins, f"icmp ult i32 {self.binary('sub', 'i32', warps, '1')}, 32")
+            expected = self.emit(f"trunc i32 {threads} to i16")
             pointer = self._entry(barriers, BARRIERS["expected"], number, "i16")
             self.line(f"store i16 {expected}, ptr {pointer}, align 2")
         return number

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -344,3 +346,32 @@ def test_what_comes_with_clusters_says_so() -> None:
     ):
         with pytest.raises(EmulatorError, match=r"test\.cu:7: PTX instruction `" + text.split(" ")[0].rstrip(";")):
             harness.ptx(MBARRIER + ".loc 1 7 0\n" + text + "\nret;")(1, 32, np.zeros(1, np.int32))
+
+
+BEFORE_IT_IS_SET_UP = """
+__global__ void k(int *out) {
+    __shared__ __align__(8) unsigned long long barrier;
+    unsigned at = (unsigned)__cvta_generic_to_shared(&barrier);
+    if (threadIdx.x == 0) INIT
+    SYNC
+    asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" :: "r"(at) : "memory");
+    __syncthreads();
+    out[threadIdx.x] = 1;
+}"""
+INIT = 'asm volatile("mbarrier.init.shared.b64 [%0], 64;" :: "r"(at) : "memory");'
+
+
+@pytest.mark.parametrize(
+    ("init", "sync", "message"),
+    [
+        (INIT, "__syncthreads();", ""),
+        (INIT, "", r"k\.cu:7: .* in a race with thread \(0, 0, 0\), mbarrier\.init"),
+        (";", "__syncthreads();", r"k\.cu:7: .* which nothing has written"),
+    ],
+    ids=["as it should be", "no barrier after it", "not at all"],
+)
+def test_arriving_at_an_mbarrier_before_it_is_set_up(init: str, sync: str, message: str) -> None:
+    kernel = harness.cuda(BEFORE_IT_IS_SET_UP.replace("INIT", init).replace("SYNC", sync))
+    wanted = pytest.raises(cudaops.SanitizerError, match=message) if message else contextlib.nullcontext()
+    with cudaops.sanitize(), wanted:
+        harness.run(kernel, 1, 64, np.zeros(64, np.int32))

@@ -162,6 +162,19 @@ def test_barriers_that_there_are_not(text: str) -> None:
         harness.ptx(f".loc 1 5 0\n{text}\nret;")(1, 64, np.zeros(1, np.int32))
 
 
+@pytest.mark.parametrize(
+    ("number", "count"), [(16, 64), (-1, 64), (1, 33), (1, 0), (1, -32), (1, 1056), (1, 65536 + 64)]
+)
+def test_numbers_and_counts_that_there_are_not_in_registers(number: int, count: int) -> None:
+    kernel = harness.cuda("""
+    __global__ void k(const int *numbers) {
+        asm volatile("bar.sync %0, %1;" :: "r"(numbers[0]), "r"(numbers[1]) : "memory");
+    }""")
+    harness.run(kernel, 1, 64, np.array([15, 64], np.int32))
+    with pytest.raises(EmulatorError, match=r"k\.cu:3: .*bar\.sync has a number of a barrier beyond 15, or a count"):
+        harness.run(kernel, 1, 64, np.array([number, count], np.int32))
+
+
 # -- barriers in divergent code -----------------------------------------------------------------------------------------
 def test_lanes_of_a_warp_wait_at_different_places() -> None:
     """Since sm_70 each thread waits for itself; a barrier is complete when all have come to it, wherever that is."""
@@ -419,6 +432,29 @@ def test_lanes_meet_at_different_places(sanitizer: bool) -> None:
     for _ in range(3):
         wanted = wanted + wanted[np.where(t % 32 < 16, t ^ 8, t)]
     np.testing.assert_array_equal(out, wanted)
+
+
+@pytest.mark.parametrize("sanitizer", [False, True], ids=["", "sanitizer"])
+def test_a_collective_does_not_wait_for_lanes_that_end(sanitizer: bool) -> None:
+    kernel = harness.cuda("""
+    __global__ void k(int *lock, volatile int *count, int *out) {
+        int t = threadIdx.x;
+        while (atomicCAS(lock, 0, 1) != 0) { }
+        __threadfence();
+        int place = count[0];
+        count[0] = place + 1;
+        __threadfence();
+        atomicExch(lock, 0);
+        if (place >= 20) { out[t] = -1; return; }
+        __syncwarp();
+        out[t] = __popc(__ballot_sync(~0u, true));
+    }""")
+    out = ints(32)
+    with contextlib.ExitStack() as stack:
+        if sanitizer:
+            stack.enter_context(cudaops.sanitize())
+        harness.run(kernel, 1, 32, np.zeros(1, np.int32), np.zeros(1, np.int32), out)
+    np.testing.assert_array_equal(np.sort(out), [-1] * 12 + [20] * 20)
 
 
 def test_a_collective_that_lanes_never_come_to_is_given_up() -> None:

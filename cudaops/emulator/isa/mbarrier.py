@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cudaops.emulator import layout
+from cudaops.emulator import layout, sanitizer
 from cudaops.emulator.isa.async_copy import make_copies
 from cudaops.emulator.isa.memory import Access
 from cudaops.emulator.isa.table import rule
 from cudaops.emulator.lanes import VARYING
 from cudaops.emulator.layout import MBARRIER
 from cudaops.emulator.mbarriers import OPERATIONS
+from cudaops.emulator.options import Checks
 from cudaops.emulator.ptx import Instruction, Mem, Operand
 
 if TYPE_CHECKING:
@@ -26,11 +27,17 @@ def _call(g: Codegen, ins: Instruction, operation: str, address: Operand, value:
     space = "shared" if {"shared", "shared::cta"} & set(ins.parts) else "generic"
     places = g.address_vector(address, space)
     g.require_alignment(ins, "shared", places, 8, 32)
-    site, _ = g.site(Access(ins, "shared", "b64", (address,), VARYING))
-    return g.emit(
+    access, mask = Access(ins, "shared", "b64", (address,), VARYING), g.mask
+    if g.checks is Checks.SANITIZER:  # to set it up is a write like any other
+        sets_up = operation in ("init", "inval")
+        g.watch(access, places, sanitizer.WRITE if sets_up else sanitizer.ATOMIC)
+    site, _ = g.site(access)
+    found = g.emit(
         f"call <32 x i64> {g.field('mbarrier', 'ptr')}(ptr %ctx, i32 {OPERATIONS.index(operation)}, "
         f"<32 x i64> {places}, <32 x i64> {value}, i32 {g.bits_of(g.mask_or_full())}, i32 {site})"
     )
+    g.mask = mask
+    return found
 
 
 def _counts(g: Codegen, operand: Operand) -> str:
