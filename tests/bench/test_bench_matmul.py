@@ -37,6 +37,14 @@ def test_bench_matmul(
     against_torch(lambda: matmul(input, other), lambda: torch.matmul(input, other), target=target)
 
 
+def test_bench_matmul_bfloat16_against_float32(against_torch: Against, rng: torch.Generator) -> None:
+    """1024^3 on emulated tensor cores, against torch's float32."""
+    input, other = (random((1024, 1024), torch.bfloat16, rng) for _ in range(2))
+    check(matmul(input, other), input, other)
+    left, right = input.float(), other.float()
+    against_torch(lambda: matmul(input, other), lambda: torch.matmul(left, right), target=6.0)
+
+
 def test_bench_matmul_host_path(against_torch: Against, rng: torch.Generator) -> None:
     """A product of 8 x 8: what a call costs before and after the kernel."""
     input, other = random((8, 8), torch.float32, rng), random((8, 8), torch.float32, rng)
