@@ -6,19 +6,17 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from cudaops.compile import compile_kernel
 from cudaops.errors import UnsupportedError
 from cudaops.launch import arch_of
+from cudaops.listing import Listing
 from cudaops.ops.matmul_plan import Product, plan_product
 from cudaops.ops.matmul_problem import result_shape
 from cudaops.plan import DTYPES, TensorSpec, blocks_per_sm, limits_of, sm_count
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _OPS = {"matmul": (2, 2, "input other"), "linear": (2, 4, "input weight [bias [residual]]")}
 
@@ -50,8 +48,8 @@ _PEAKS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation(Listing):
     """What `explain` found: print it, or read the fields.
 
     Arguments:
@@ -118,22 +116,6 @@ class Explanation:
                 f"{self.bytes / 1e6:.4g} MB at least {_time(self.memory_us)}",
             ),
         ]
-
-    def __rich__(self) -> Table:
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(show_header=False)
-        table.add_column(style="bold", no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, value in self._lines():
-            table.add_row(name, Text(value))
-        return table
-
-    def __str__(self) -> str:
-        return "\n".join(f"{name.ljust(13)}  {value}" for name, value in self._lines())
-
-    __repr__ = __str__
 
 
 def _time(us: float) -> str:

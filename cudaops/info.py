@@ -11,16 +11,14 @@ import warnings
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from cudaops import cache
 from cudaops.errors import UnsupportedError
 from cudaops.launch import arch_of
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from cudaops.listing import Listing
 
 _CUPY_NEEDED = 14
 _CUDA_ERROR_NO_DEVICE = 100
@@ -48,8 +46,8 @@ class Obstacle:
     next_step: str
 
 
-@dataclass(frozen=True, slots=True)
-class Info:
+@dataclass(frozen=True, slots=True, repr=False)
+class Info(Listing):
     """What `info()` found. Print it, or read the fields; each is None, or empty, where there is no such thing.
 
     Arguments:
@@ -99,24 +97,6 @@ class Info:
             ("CPU tensors", f"run in the emulator: {self.emulator}, as {self.emulate_arch}"),
             ("cache", self.cache),
         ]
-
-    def __rich__(self) -> Table:
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(show_header=False)
-        table.add_column(style="bold", no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, value in self._lines():
-            table.add_row(name, Text(value))
-        return table
-
-    def __str__(self) -> str:
-        lines = self._lines()
-        width = max(len(name) for name, _ in lines)
-        return "\n".join(f"{name.ljust(width)}  {value}" for name, value in lines)
-
-    __repr__ = __str__
 
 
 def is_available() -> bool:

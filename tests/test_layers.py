@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "cudaops"
 
 # Lowest first. A name stands for a module or a whole subpackage; those on one level do not import each other.
 LEVELS = [
-    {"errors", "environment"},
+    {"errors", "environment", "listing"},
     {"plan"},
     {"cache", "signature", "sources", "toolkit"},
     {"compile", "arguments", "pointees", "interop", "emulator"},

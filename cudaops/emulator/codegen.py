@@ -281,20 +281,6 @@ class Codegen(Stops):
         if s in self.waits and self.block not in self.waits[s].blocks:
             self.note_progress()
 
-    def poll(self, code: Sequence[Instruction]) -> None:
-        pointer = self.emit(f"getelementptr i8, ptr %ctx, i64 {layout.WORKER['budget']}")
-        left = self.binary("sub", "i64", self.emit(f"load i64, ptr {pointer}, align 8"), "1")
-        self.line(f"store i64 {left}, ptr {pointer}, align 8")
-        used = self.emit(f"icmp slt i64 {left}, 0")
-        look, go_on = self.label("look"), self.label("on")
-        self.line(f"br i1 {used}, label %{look}, label %{go_on}, !prof !1")
-        self.place(look)
-        function = self.field("poll", "ptr")
-        site = self.site_of(code[0]) if code else 0
-        stop = self.emit(f"call preserve_allcc i1 {function}(ptr %ctx, i32 {site})")
-        self.line(f"br i1 {stop}, label %exit, label %{go_on}")
-        self.place(go_on)
-
     def _join_mask(self, s: int, mask: str) -> None:
         old = self.emit(f"load <32 x i1>, ptr %m{s}, align 4")
         self.line(f"store <32 x i1> {self.binary('or', '<32 x i1>', old, mask)}, ptr %m{s}, align 4")
@@ -403,27 +389,6 @@ class Codegen(Stops):
     def _trap(self, ins: Instruction) -> None:
         self.fault(ins, layout.ERROR_TRAP)
         self.line("ret i32 0")
-
-    def fault(self, ins: Instruction, kind: int) -> None:
-        number = self.site_of(ins)
-        mask = self.bits_of(self.mask_or_full())
-        kind_at = self.emit(f"getelementptr i8, ptr %ctx, i64 {layout.WORKER['error_kind']}")
-        old = self.emit(f"load i64, ptr {kind_at}, align 8")
-        first = self.emit(f"icmp eq i64 {old}, 0")
-        note, go_on = self.label("note"), self.label("on")
-        self.line(f"br i1 {first}, label %{note}, label %{go_on}")
-        self.place(note)
-        wide = self.emit(f"zext i32 {mask} to i64")
-        warp = self.emit("zext i32 %warp to i64")
-        block = self.field("block")
-        for field, value in (
-            ("error_kind", str(kind)), ("error_site", str(number)), ("error_thread_mask", wide), ("error_warp", warp),
-            ("error_block", block), ("error_lane", "0"), ("error_address", "0"),
-        ):  # fmt: skip
-            pointer = self.emit(f"getelementptr i8, ptr %ctx, i64 {layout.WORKER[field]}")
-            self.line(f"store i64 {value}, ptr {pointer}, align 8")
-        self.line(f"br label %{go_on}")
-        self.place(go_on)
 
     def _straight_line(self, b: int) -> Instruction | None:
         """The instructions of a block but for how it ends; returns the last one if it decides that."""

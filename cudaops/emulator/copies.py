@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from cudaops.emulator import layout, sanitizer
 from cudaops.emulator.layout import COPIES, COPY, SPACES
-from cudaops.emulator.text import load_field
+from cudaops.emulator.text import each_lane, load_field
 
 
 def ir() -> str:
@@ -228,6 +228,17 @@ all{size}.test:
   br i1 %whole, label %all{size}, label %some
 all{size}:{moves}
   br label %out"""
+    body = """
+  %t.at = getelementptr i64, ptr %copy, i32 %lane
+  %t = load ptr, ptr %t.at, align 8
+  %f.at = getelementptr i64, ptr %c.from, i32 %lane
+  %f = load ptr, ptr %f.at, align 8
+  %b.at = getelementptr i32, ptr %c.bytes, i32 %lane
+  %b = load i32, ptr %b.at, align 4
+  %b64 = zext i32 %b to i64
+  call void @llvm.memset.p0.i64(ptr %t, i8 0, i64 %size64, i1 false)
+  call void @llvm.memcpy.p0.p0.i64(ptr %t, ptr %f, i64 %b64, i1 false)
+  br label %more"""
     return f"""
 define void @cudaops_copy_make(ptr %ctx, ptr %mine, i32 %number, i32 %lanes) noinline #0 {{
 entry:
@@ -265,29 +276,7 @@ go:
   switch i32 %size, label %some [ {cases}]{whole}
 some:
   %size64 = zext i32 %size to i64
-  br label %next
-next:
-  %lane = phi i32 [ 0, %some ], [ %lane.next, %more ]
-  %bit = shl i32 1, %lane
-  %on = and i32 %ready, %bit
-  %active = icmp ne i32 %on, 0
-  br i1 %active, label %move, label %more
-move:
-  %t.at = getelementptr i64, ptr %copy, i32 %lane
-  %t = load ptr, ptr %t.at, align 8
-  %f.at = getelementptr i64, ptr %c.from, i32 %lane
-  %f = load ptr, ptr %f.at, align 8
-  %b.at = getelementptr i32, ptr %c.bytes, i32 %lane
-  %b = load i32, ptr %b.at, align 4
-  %b64 = zext i32 %b to i64
-  call void @llvm.memset.p0.i64(ptr %t, i8 0, i64 %size64, i1 false)
-  call void @llvm.memcpy.p0.p0.i64(ptr %t, ptr %f, i64 %b64, i1 false)
-  br label %more
-more:
-  %lane.next = add i32 %lane, 1
-  %end = icmp eq i32 %lane.next, 32
-  br i1 %end, label %out, label %next
-out:
+  br label %next{each_lane("%ready", "some", body)}
   ret void
 }}
 """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from cudaops.emulator import layout
 from cudaops.emulator.layout import MBARRIER, SPACES, WORKER
-from cudaops.emulator.text import load_field
+from cudaops.emulator.text import each_lane, load_field
 
 OPERATIONS = (
     "init", "inval", "expect_tx", "complete_tx", "arrive", "arrive_drop", "arrive_more", "test_state", "test_parity",
@@ -38,27 +38,7 @@ def ir() -> str:
             ("error_lane", "%lane64"), ("error_warp", "%warp"), ("error_block", "%block"),
         )
     )  # fmt: skip
-    return f"""
-define <32 x i64> @cudaops_mbarrier(ptr %ctx, i32 %operation, <32 x i64> %addresses, <32 x i64> %values, i32 %mask,
-    i32 %site) #0 {{
-entry:
-  %places = alloca <32 x i64>, align 64
-  %given = alloca <32 x i64>, align 64
-  %results = alloca <32 x i64>, align 64
-  store <32 x i64> %addresses, ptr %places, align 64
-  store <32 x i64> %values, ptr %given, align 64
-  store <32 x i64> zeroinitializer, ptr %results, align 64
-  %site64 = zext i32 %site to i64
-  %good = call i32 @cudaops_allowed(ptr %ctx, <32 x i64> %addresses, i32 %mask, i64 8, i32 %site,
-    i32 {layout.SHARED_SLOT}, i32 {SPACES["shared"]}, i32 {layout.ERROR_STORE})
-  br label %next
-next:
-  %lane = phi i32 [ 0, %entry ], [ %lane.next, %more ]
-  %bit = shl i32 1, %lane
-  %on = and i32 %good, %bit
-  %active = icmp ne i32 %on, 0
-  br i1 %active, label %do, label %more
-do:
+    body = f"""
   %lane64 = zext i32 %lane to i64
   %place = getelementptr i64, ptr %places, i64 %lane64
   %address = load i64, ptr %place, align 8
@@ -129,12 +109,21 @@ store:
   store i64 {total}, ptr %p, align 1
   %progress.at = getelementptr i8, ptr %ctx, i64 {WORKER["progress"]}
   store i64 1, ptr %progress.at, align 8
-  br label %more
-more:
-  %lane.next = add i32 %lane, 1
-  %end = icmp eq i32 %lane.next, 32
-  br i1 %end, label %out, label %next
-out:
+  br label %more"""
+    return f"""
+define <32 x i64> @cudaops_mbarrier(ptr %ctx, i32 %operation, <32 x i64> %addresses, <32 x i64> %values, i32 %mask,
+    i32 %site) #0 {{
+entry:
+  %places = alloca <32 x i64>, align 64
+  %given = alloca <32 x i64>, align 64
+  %results = alloca <32 x i64>, align 64
+  store <32 x i64> %addresses, ptr %places, align 64
+  store <32 x i64> %values, ptr %given, align 64
+  store <32 x i64> zeroinitializer, ptr %results, align 64
+  %site64 = zext i32 %site to i64
+  %good = call i32 @cudaops_allowed(ptr %ctx, <32 x i64> %addresses, i32 %mask, i64 8, i32 %site,
+    i32 {layout.SHARED_SLOT}, i32 {SPACES["shared"]}, i32 {layout.ERROR_STORE})
+  br label %next{each_lane("%good", "entry", body)}
   %result = load <32 x i64>, ptr %results, align 64
   ret <32 x i64> %result
 }}

@@ -24,12 +24,6 @@ class Stops(Accesses):
     needs_live: bool
     given_up: str  # in the block of a collective: it runs though members are missing, which nothing can bring
 
-    def poll(self, code: Sequence[Instruction]) -> None:
-        raise NotImplementedError
-
-    def fault(self, ins: Instruction, kind: int) -> None:
-        raise NotImplementedError
-
     def find_stops(self) -> None:
         """What a frame's program counter can stand for: the block of a barrier, the header of a waiting loop, or the
         region that lanes stopped in."""
@@ -187,6 +181,43 @@ class Stops(Accesses):
         turns = self.binary("add", "i32", self.emit("load i32, ptr %turn, align 4"), "1")
         self.line(f"store i32 {turns}, ptr %turn, align 4")
         return self.emit(f"icmp ugt i32 {turns}, {layout.LOOK_TURNS}")
+
+    def poll(self, code: Sequence[Instruction]) -> None:
+        """Count a turn of a loop; end the warp where the launch should stop."""
+        pointer = self.emit(f"getelementptr i8, ptr %ctx, i64 {layout.WORKER['budget']}")
+        left = self.binary("sub", "i64", self.emit(f"load i64, ptr {pointer}, align 8"), "1")
+        self.line(f"store i64 {left}, ptr {pointer}, align 8")
+        used = self.emit(f"icmp slt i64 {left}, 0")
+        look, go_on = self.label("look"), self.label("on")
+        self.line(f"br i1 {used}, label %{look}, label %{go_on}, !prof !1")
+        self.place(look)
+        function = self.field("poll", "ptr")
+        site = self.site_of(code[0]) if code else 0
+        stop = self.emit(f"call preserve_allcc i1 {function}(ptr %ctx, i32 {site})")
+        self.line(f"br i1 {stop}, label %exit, label %{go_on}")
+        self.place(go_on)
+
+    def fault(self, ins: Instruction, kind: int) -> None:
+        """Note what went wrong, if it is the worker's first fault."""
+        number = self.site_of(ins)
+        mask = self.bits_of(self.mask_or_full())
+        kind_at = self.emit(f"getelementptr i8, ptr %ctx, i64 {layout.WORKER['error_kind']}")
+        old = self.emit(f"load i64, ptr {kind_at}, align 8")
+        first = self.emit(f"icmp eq i64 {old}, 0")
+        note, go_on = self.label("note"), self.label("on")
+        self.line(f"br i1 {first}, label %{note}, label %{go_on}")
+        self.place(note)
+        wide = self.emit(f"zext i32 {mask} to i64")
+        warp = self.emit("zext i32 %warp to i64")
+        block = self.field("block")
+        for field, value in (
+            ("error_kind", str(kind)), ("error_site", str(number)), ("error_thread_mask", wide), ("error_warp", warp),
+            ("error_block", block), ("error_lane", "0"), ("error_address", "0"),
+        ):  # fmt: skip
+            pointer = self.emit(f"getelementptr i8, ptr %ctx, i64 {layout.WORKER[field]}")
+            self.line(f"store i64 {value}, ptr {pointer}, align 8")
+        self.line(f"br label %{go_on}")
+        self.place(go_on)
 
     # -- all live lanes stop ----------------------------------------------------------------------------------------
     def wait_at_barrier(self, b: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from cudaops.emulator import copies, hull, layout, mbarriers, natural, sanitizer, shadow, turns, watch
 from cudaops.emulator.function import assembled
 from cudaops.emulator.layout import LAUNCH, SPACES, WORKER
+from cudaops.emulator.text import each_lane
 from cudaops.emulator.text import load_field as _field
 
 ATTRIBUTES = (
@@ -403,26 +404,7 @@ def _printf() -> str:
     The arguments lie in the lane's local memory; as much of it is copied as a record holds, and no more than there is.
     """
     record = layout.RECORD
-    return f"""
-declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
-define void @cudaops_printf(ptr %ctx, <32 x i64> %formats, <32 x i64> %arguments, i32 %mask) #0 {{
-entry:
-  %all.formats = alloca <32 x i64>, align 64
-  %all.arguments = alloca <32 x i64>, align 64
-  store <32 x i64> %formats, ptr %all.formats, align 64
-  store <32 x i64> %arguments, ptr %all.arguments, align 64{_field("launch", "%launch", "ptr")}
-  {_field("block", "%block")}
-  {_field("log", "%log", "ptr", LAUNCH, "%launch")}{_field("locals", "%locals")}{_field("locals_bytes", "%locals.size")}
-  %line.at = getelementptr i8, ptr %ctx, i64 {WORKER["line"]}
-  %locals.end = add i64 %locals, %locals.size
-  br label %next
-next:
-  %lane = phi i32 [ 0, %entry ], [ %lane.next, %more ]
-  %bit = shl i32 1, %lane
-  %on = and i32 %mask, %bit
-  %active = icmp ne i32 %on, 0
-  br i1 %active, label %take, label %more
-take:
+    body = f"""
   %offset = atomicrmw add ptr %log, i64 {layout.RECORD_BYTES} monotonic
   %fits = icmp ule i64 %offset, {layout.LOG_BYTES - layout.RECORD_BYTES}
   br i1 %fits, label %write, label %more
@@ -453,12 +435,20 @@ write:
   %r.arguments = getelementptr i8, ptr %record, i64 {record["arguments"]}
   %p = inttoptr i64 %argument to ptr
   call void @llvm.memcpy.p0.p0.i64(ptr %r.arguments, ptr %p, i64 %bytes, i1 false)
-  br label %more
-more:
-  %lane.next = add i32 %lane, 1
-  %end = icmp eq i32 %lane.next, 32
-  br i1 %end, label %out, label %next
-out:
+  br label %more"""
+    return f"""
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+define void @cudaops_printf(ptr %ctx, <32 x i64> %formats, <32 x i64> %arguments, i32 %mask) #0 {{
+entry:
+  %all.formats = alloca <32 x i64>, align 64
+  %all.arguments = alloca <32 x i64>, align 64
+  store <32 x i64> %formats, ptr %all.formats, align 64
+  store <32 x i64> %arguments, ptr %all.arguments, align 64{_field("launch", "%launch", "ptr")}
+  {_field("block", "%block")}
+  {_field("log", "%log", "ptr", LAUNCH, "%launch")}{_field("locals", "%locals")}{_field("locals_bytes", "%locals.size")}
+  %line.at = getelementptr i8, ptr %ctx, i64 {WORKER["line"]}
+  %locals.end = add i64 %locals, %locals.size
+  br label %next{each_lane("%mask", "entry", body)}
   ret void
 }}
 """

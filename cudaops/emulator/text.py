@@ -63,6 +63,26 @@ def load_field(name: str, value: str, ty: str = "i64", offsets: dict[str, int] =
   {value} = load {ty}, ptr {value}.at, align 8"""
 
 
+def each_lane(mask: str, before: str, body: str) -> str:
+    """Text that runs `body` for each lane of a mask, as %lane, one after the other, and goes on at the label `out`.
+
+    Control comes from the block `before`; the body ends by going to `more`.
+    """
+    return f"""
+next:
+  %lane = phi i32 [ 0, %{before} ], [ %lane.next, %more ]
+  %bit = shl i32 1, %lane
+  %on = and i32 {mask}, %bit
+  %active = icmp ne i32 %on, 0
+  br i1 %active, label %do, label %more
+do:{body}
+more:
+  %lane.next = add i32 %lane, 1
+  %end = icmp eq i32 %lane.next, 32
+  br i1 %end, label %out, label %next
+out:"""
+
+
 class Text:
     """LLVM IR as text: fresh names, the function being written, its declarations."""
 

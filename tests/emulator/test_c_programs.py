@@ -13,6 +13,7 @@ from tests.emulator import c_programs
 from tests.emulator.c_batch import Batch, Block, Grid
 from tests.emulator.integer_steps import CONSTANTS
 
+Inputs = list[tuple[int, int, int]]
 BLOCKS = [(64, 1, 1), (40, 1, 1), (7, 1, 1), (33, 1, 1), (8, 8, 1), (5, 9, 1), (16, 2, 2), (3, 5, 4), (2, 2, 17)]
 PATIENT = settings(deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 
@@ -31,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("programs")
 
 
-def check(folder: Path, batch: Batch, grid: Grid, block: Block, inputs: list[tuple[int, int, int]]) -> None:
+def check(folder: Path, batch: Batch, grid: Grid, block: Block, inputs: Inputs) -> None:
     for numbers in inputs:
         expected = batch.run_on_the_host(folder, grid, block, *numbers)
         got = batch.run(grid, block, *numbers)
@@ -44,12 +45,14 @@ def check(folder: Path, batch: Batch, grid: Grid, block: Block, inputs: list[tup
 
 @settings(PATIENT, max_examples=25)
 @BATCHES
-def test_any_program_does_what_it_does_on_the_host(folder: Path, batch, grid, block, inputs) -> None:  # type: ignore[no-untyped-def]
+def test_any_program_does_what_it_does_on_the_host(
+    folder: Path, batch: Batch, grid: Grid, block: Block, inputs: Inputs
+) -> None:
     check(folder, batch, grid, block, inputs)
 
 
 @pytest.mark.slow
 @settings(PATIENT, max_examples=400)
 @BATCHES
-def test_many_programs(folder: Path, batch, grid, block, inputs) -> None:  # type: ignore[no-untyped-def]
+def test_many_programs(folder: Path, batch: Batch, grid: Grid, block: Block, inputs: Inputs) -> None:
     check(folder, batch, grid, block, inputs)

@@ -9,6 +9,7 @@ from cudaops.emulator.isa.memory import access
 from cudaops.emulator.isa.table import rule
 from cudaops.emulator.options import Checks
 from cudaops.emulator.ptx import TYPE_BITS, Instruction, Mem, Operand, Sym
+from cudaops.emulator.text import each_lane
 
 if TYPE_CHECKING:
     from cudaops.emulator.codegen import Codegen
@@ -80,30 +81,7 @@ def _helper(g: Codegen, op: str, type_: str, flush: bool) -> str:
         act = f"""
   %old = atomicrmw {INTEGER[op]} ptr %p, {i} %a acq_rel
   br label %put"""
-    g.helpers[name] = f"""
-define internal {v} @{name}(ptr %ctx, <32 x i64> %addresses, {v} %first, {v} %second, i32 %mask,
-    i32 %site, i32 %slot, i32 %spaces) noinline #0 {{
-entry:
-  %places = alloca <32 x i64>, align 64
-  %firsts = alloca {v}, align 64
-  %seconds = alloca {v}, align 64
-  %olds = alloca {v}, align 64
-  store <32 x i64> %addresses, ptr %places, align 64
-  store {v} %first, ptr %firsts, align 64
-  store {v} %second, ptr %seconds, align 64
-  store {v} zeroinitializer, ptr %olds, align 64
-  %allowed.at = getelementptr i8, ptr %ctx, i64 {layout.WORKER["allowed"]}
-  %allowed = load ptr, ptr %allowed.at, align 8
-  %good = call i32 %allowed(ptr %ctx, <32 x i64> %addresses, i32 %mask, i64 {bits // 8}, i32 %site, i32 %slot,
-    i32 %spaces, i32 {layout.ERROR_STORE})
-  br label %next
-next:
-  %lane = phi i32 [ 0, %entry ], [ %lane.next, %more ]
-  %bit = shl i32 1, %lane
-  %on = and i32 %good, %bit
-  %active = icmp ne i32 %on, 0
-  br i1 %active, label %do, label %more
-do:
+    body = f"""
   %lane64 = zext i32 %lane to i64
   %place = getelementptr i64, ptr %places, i64 %lane64
   %address = load i64, ptr %place, align 8
@@ -123,12 +101,24 @@ progress:
 keep:
   %old.at = getelementptr {i}, ptr %olds, i64 %lane64
   store {i} %old, ptr %old.at, align {bits // 8}
-  br label %more
-more:
-  %lane.next = add i32 %lane, 1
-  %end = icmp eq i32 %lane.next, 32
-  br i1 %end, label %out, label %next
-out:
+  br label %more"""
+    g.helpers[name] = f"""
+define internal {v} @{name}(ptr %ctx, <32 x i64> %addresses, {v} %first, {v} %second, i32 %mask,
+    i32 %site, i32 %slot, i32 %spaces) noinline #0 {{
+entry:
+  %places = alloca <32 x i64>, align 64
+  %firsts = alloca {v}, align 64
+  %seconds = alloca {v}, align 64
+  %olds = alloca {v}, align 64
+  store <32 x i64> %addresses, ptr %places, align 64
+  store {v} %first, ptr %firsts, align 64
+  store {v} %second, ptr %seconds, align 64
+  store {v} zeroinitializer, ptr %olds, align 64
+  %allowed.at = getelementptr i8, ptr %ctx, i64 {layout.WORKER["allowed"]}
+  %allowed = load ptr, ptr %allowed.at, align 8
+  %good = call i32 %allowed(ptr %ctx, <32 x i64> %addresses, i32 %mask, i64 {bits // 8}, i32 %site, i32 %slot,
+    i32 %spaces, i32 {layout.ERROR_STORE})
+  br label %next{each_lane("%good", "entry", body)}
   %result = load {v}, ptr %olds, align 64
   ret {v} %result
 }}"""

@@ -250,7 +250,7 @@ def _load_affine(g: Codegen, a: Access, source: Mem) -> list[str]:
 class _Parts:
     """Neighbouring elements in memory, loaded as vectors of one register each, and lanes picked from them.
 
-    One wide load and a wide shuffle would mean the same, and take LLVM ten times as long to take apart.
+    One wide load and a wide shuffle would mean the same, but LLVM takes longer over them and makes more code.
     """
 
     def __init__(self, g: Codegen, element: str, start: str, count: int) -> None:
