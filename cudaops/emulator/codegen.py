@@ -112,7 +112,6 @@ class Codegen(Stops):
             for name, element in (("permute", "i32"), ("cold.places", "i64"), ("cold.value", "i64"), ("wide", "i128"))
         ]
         offset = layout.FRAME_REGISTERS
-        self.frame_homes: list[tuple[str, int]] = []
         initial: list[str] = []
         for name in sorted(shared):
             lanes = self.analysis.lanes.get(name)

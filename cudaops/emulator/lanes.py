@@ -414,10 +414,6 @@ def _fit(lanes: Lanes, bits: int) -> Lanes:
 Values = list[Lanes]
 
 
-def _span(lanes: Lanes) -> tuple[int, int] | None:
-    return lanes.span
-
-
 def _combine(
     a: Lanes, b: Lanes, interval: Callable[[int, int, int, int], tuple[int, int]], offsets: tuple[int, ...] | None,
     zeros: int,

@@ -36,7 +36,6 @@ LAUNCH = {
         ]
     )
 }
-LAUNCH_BYTES = 8 * len(LAUNCH)
 
 # One a worker thread; generated code calls it ctx.
 WORKER = {
@@ -76,6 +75,7 @@ WORKER = {
             "cold_store16",
             "cold_store32",
             "cold_store64",
+            "fault",
             "hull",
             "allowed",
             "misaligned",
@@ -123,7 +123,6 @@ WORKER = {
             "error_lane",
             "error_warp",
             "error_block",
-            "error_thread_mask",
             "barriers",  # BARRIERS
             "copies",  # COPIES of each warp
             "copy",
@@ -135,7 +134,6 @@ WORKER = {
         ]
     )
 }
-WORKER_BYTES = 8 * len(WORKER)
 
 # A slot caches the extent that an access site found last: address, bytes; of a buffer also its entry in `shadows`.
 SLOT_BYTES = 32

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from cudaops.emulator import layout
 from cudaops.emulator.layout import MBARRIER, SPACES, WORKER
-from cudaops.emulator.text import each_lane, load_field
+from cudaops.emulator.text import each_lane
 
 OPERATIONS = (
     "init", "inval", "expect_tx", "complete_tx", "arrive", "arrive_drop", "arrive_more", "test_state", "test_parity",
@@ -29,15 +29,6 @@ def ir() -> str:
   %{name}.in = shl i64 %{name}.cut, {start}
   %{name}.sum = or i64 {total}, %{name}.in"""
         total = f"%{name}.sum"
-    notes = "".join(
-        f"""
-  %note.{field} = getelementptr i8, ptr %ctx, i64 {WORKER[field]}
-  store i64 {value}, ptr %note.{field}, align 8"""
-        for field, value in (
-            ("error_kind", str(layout.ERROR_ARRIVALS)), ("error_address", "%address"), ("error_site", "%site64"),
-            ("error_lane", "%lane64"), ("error_warp", "%warp"), ("error_block", "%block"),
-        )
-    )  # fmt: skip
     body = f"""
   %lane64 = zext i32 %lane to i64
   %place = getelementptr i64, ptr %places, i64 %lane64
@@ -88,7 +79,9 @@ settle:
   store i64 %old, ptr %result.at, align 8
   %too.many = icmp slt i64 %pending.now, 0
   br i1 %too.many, label %note, label %count
-note:{load_field("warp", "%warp")}{load_field("block", "%block")}{notes}
+note:
+  call preserve_allcc void @cudaops_fault(ptr %ctx, i64 {layout.ERROR_ARRIVALS}, i64 %site64, i64 %lane64,
+    i64 %address)
   br label %more
 count:
   %none.pending = icmp eq i64 %pending.now, 0

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cudaops.emulator.layout import WORKER
 from cudaops.emulator.options import Checks
 from cudaops.emulator.sanitizer import MISALIGNED
-from cudaops.emulator.text import load_field
 
 if TYPE_CHECKING:
     from cudaops.emulator.codegen import Codegen
@@ -60,15 +58,6 @@ def _proven(address: Lanes, size: int) -> bool:
 def ir() -> str:
     """misaligned(ctx, addresses, mask, bytes, site): is a lane of the mask at no multiple of bytes? The worker's first
     fault is recorded."""
-    values = (
-        ("error_kind", str(MISALIGNED)), ("error_address", "%address"), ("error_site", "%site64"),
-        ("error_lane", "%lane"), ("error_warp", "%warp"), ("error_block", "%block"),
-    )  # fmt: skip
-    notes = "".join(
-        f"\n  %note.{field} = getelementptr i8, ptr %ctx, i64 {WORKER[field]}"
-        f"\n  store i64 {value}, ptr %note.{field}, align 8"
-        for field, value in values
-    )
     return f"""
 define preserve_allcc i1 @cudaops_misaligned(ptr %ctx, ptr %places, i32 %mask, i64 %bytes, i32 %site) #0 {{
 entry:
@@ -92,13 +81,9 @@ next:
   br i1 %end, label %none, label %loop
 none:
   ret i1 false
-found:{load_field("error_kind", "%old")}
-  %first = icmp eq i64 %old, 0
-  br i1 %first, label %note, label %out
-note:{load_field("warp", "%warp")}{load_field("block", "%block")}
-  %site64 = zext i32 %site to i64{notes}
-  br label %out
-out:
+found:
+  %site64 = zext i32 %site to i64
+  call preserve_allcc void @cudaops_fault(ptr %ctx, i64 {MISALIGNED}, i64 %site64, i64 %lane, i64 %address)
   ret i1 true
 }}
 """

@@ -56,6 +56,7 @@ _SUPPORT_SYMBOLS = [
         "wide_store8",
         "wide_store16",
         "cold_wide16",
+        "fault",
         "copy",
         "copy_commit",
         "copy_wait",

@@ -199,25 +199,8 @@ class Stops(Accesses):
 
     def fault(self, ins: Instruction, kind: int) -> None:
         """Note what went wrong, if it is the worker's first fault."""
-        number = self.site_of(ins)
-        mask = self.bits_of(self.mask_or_full())
-        kind_at = self.emit(f"getelementptr i8, ptr %ctx, i64 {layout.WORKER['error_kind']}")
-        old = self.emit(f"load i64, ptr {kind_at}, align 8")
-        first = self.emit(f"icmp eq i64 {old}, 0")
-        note, go_on = self.label("note"), self.label("on")
-        self.line(f"br i1 {first}, label %{note}, label %{go_on}")
-        self.place(note)
-        wide = self.emit(f"zext i32 {mask} to i64")
-        warp = self.emit("zext i32 %warp to i64")
-        block = self.field("block")
-        for field, value in (
-            ("error_kind", str(kind)), ("error_site", str(number)), ("error_thread_mask", wide), ("error_warp", warp),
-            ("error_block", block), ("error_lane", "0"), ("error_address", "0"),
-        ):  # fmt: skip
-            pointer = self.emit(f"getelementptr i8, ptr %ctx, i64 {layout.WORKER[field]}")
-            self.line(f"store i64 {value}, ptr {pointer}, align 8")
-        self.line(f"br label %{go_on}")
-        self.place(go_on)
+        function = self.field("fault", "ptr")
+        self.line(f"call preserve_allcc void {function}(ptr %ctx, i64 {kind}, i64 {self.site_of(ins)}, i64 0, i64 0)")
 
     # -- all live lanes stop ----------------------------------------------------------------------------------------
     def wait_at_barrier(self, b: int) -> None:

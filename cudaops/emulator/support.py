@@ -20,7 +20,7 @@ ATTRIBUTES = (
 
 
 def ir() -> str:
-    parts = [_DECLARATIONS, _hull(), _allowed()]
+    parts = [_DECLARATIONS, _fault(), _hull(), _allowed()]
     for bits in (8, 16, 32, 64):
         parts.append(_load(bits))
         parts.append(_store(bits))
@@ -45,6 +45,27 @@ declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 declare void @llvm.x86.sse.ldmxcsr(ptr)
 declare void @llvm.x86.sse.stmxcsr(ptr)
 declare void @llvm.x86.avx.vzeroupper()
+"""
+
+
+def _fault() -> str:
+    """fault(ctx, kind, site, lane, address): note what the warp that runs does wrong, if it is the worker's first."""
+    notes = "".join(
+        f"""
+  %note.{field} = getelementptr i8, ptr %ctx, i64 {WORKER[f"error_{field}"]}
+  store i64 %{field}, ptr %note.{field}, align 8"""
+        for field in ("kind", "address", "site", "lane", "warp", "block")
+    )
+    return f"""
+define preserve_allcc void @cudaops_fault(ptr %ctx, i64 %kind, i64 %site, i64 %lane, i64 %address) noinline #0 {{
+entry:{_field("error_kind", "%old")}
+  %first = icmp eq i64 %old, 0
+  br i1 %first, label %note, label %out
+note:{_field("warp", "%warp")}{_field("block", "%block")}{notes}
+  br label %out
+out:
+  ret void
+}}
 """
 
 
@@ -132,19 +153,6 @@ def _allowed() -> str:
 
     The first fault of the worker is recorded.
     """
-    notes = "".join(
-        f"""
-  %note.{field} = getelementptr i8, ptr %ctx, i64 {WORKER[field]}
-  store i64 {value}, ptr %note.{field}, align 8"""
-        for field, value in (
-            ("error_kind", "%kind64"),
-            ("error_address", "%address"),
-            ("error_site", "%site64"),
-            ("error_lane", "%lane64"),
-            ("error_warp", "%warp"),
-            ("error_block", "%block"),
-        )
-    )
     return f"""
 define i32 @cudaops_allowed(ptr %ctx, <32 x i64> %addresses, i32 %mask, i64 %bytes, {_WHERE}, i32 %kind) #0 {{
 entry:
@@ -175,15 +183,13 @@ finding:
   %f.site = zext i32 %site to i64
   call void @cudaops_note(ptr %ctx, i64 %f.kind, i64 %f.site, i64 -1, i64 %lane64, i64 %address, i64 0)
   br label %next
-plain:{_field("error_kind", "%old")}
-  %first = icmp eq i64 %old, 0
-  br i1 %first, label %note, label %next
-note:{_field("warp", "%warp")}{_field("block", "%block")}
+plain:
   %kind64 = zext i32 %kind to i64
-  %site64 = zext i32 %site to i64{notes}
+  %site64 = zext i32 %site to i64
+  call preserve_allcc void @cudaops_fault(ptr %ctx, i64 %kind64, i64 %site64, i64 %lane64, i64 %address)
   br label %next
 next:
-  %good.next = phi i32 [ %good, %loop ], [ %good, %test ], [ %less, %finding ], [ %less, %plain ], [ %less, %note ]
+  %good.next = phi i32 [ %good, %loop ], [ %good, %test ], [ %less, %finding ], [ %less, %plain ]
   %lane.next = add i32 %lane, 1
   %end = icmp eq i32 %lane.next, 32
   br i1 %end, label %out, label %loop
@@ -456,19 +462,6 @@ entry:
 
 def _poll() -> str:
     """poll(ctx, site): should this warp end at once? Called when the worker's budget of loop iterations is used up."""
-    notes = "".join(
-        f"""
-  %note.{field} = getelementptr i8, ptr %ctx, i64 {WORKER[field]}
-  store i64 {value}, ptr %note.{field}, align 8"""
-        for field, value in (
-            ("error_kind", str(layout.ERROR_STEPS)),
-            ("error_site", "%site64"),
-            ("error_warp", "%warp"),
-            ("error_block", "%block"),
-            ("error_lane", "0"),
-            ("error_address", "%total"),
-        )
-    )
     return f"""
 define preserve_allcc i1 @cudaops_poll(ptr %ctx, i32 %site) #0 {{
 entry:{_field("launch", "%launch", "ptr")}
@@ -493,8 +486,9 @@ count:{_field("steps", "%steps")}{_field("steps_limit", "%limit")}{_field("budge
   store i64 %next, ptr %start.at, align 8
   %over = and i1 %limited, %many
   br i1 %over, label %note, label %ask
-note:{_field("warp", "%warp")}{_field("block", "%block")}
-  %site64 = zext i32 %site to i64{notes}
+note:
+  %site64 = zext i32 %site to i64
+  call preserve_allcc void @cudaops_fault(ptr %ctx, i64 {layout.ERROR_STEPS}, i64 %site64, i64 0, i64 %total)
   br label %yes
 ask:{_field("python", "%python", "ptr")}
   %none = icmp eq ptr %python, null

@@ -161,9 +161,7 @@ def _run() -> str:
         ("fenced_block", "fenced_block"),
         ("acquired", "acquired"), ("steps", "steps"), ("budget", "budget"),
         ("budget_start", "budget_start"), ("steps_limit", "steps_limit"), ("progress", "progress"),
-        ("error_site", "error_site"), ("error_warp", "error_warp"), ("error_block", "error_block"),
-        ("error_lane", "error_lane"), ("error_address", "error_address"),
-    ):  # fmt: skip
+                    ):  # fmt: skip
         fields += f"\n  %{at}.at = getelementptr i8, ptr %ctx, i64 {WORKER[name]}"
     return f"""
 define void @cudaops_run(ptr %ctx) #0 {{
@@ -339,12 +337,7 @@ look.again:
   %said.next = phi i1 [ false, %begin ], [ false, %say ], [ %said.now, %count ]
   br label %round
 deadlock:
-  store i64 {layout.ERROR_DEADLOCK}, ptr %error.at, align 8
-  store i64 0, ptr %error_site.at, align 8
-  store i64 0, ptr %error_warp.at, align 8
-  store i64 %b, ptr %error_block.at, align 8
-  store i64 0, ptr %error_lane.at, align 8
-  store i64 0, ptr %error_address.at, align 8
+  call preserve_allcc void @cudaops_fault(ptr %ctx, i64 {layout.ERROR_DEADLOCK}, i64 0, i64 0, i64 0)
   br label %fail
 block.end:
   %done = load i64, ptr %done.at, align 8

@@ -44,7 +44,6 @@ class Values(Text):
         self.scalars: dict[str, str] = {}
         self.vectors: dict[str, str] = {}
         self.splats: dict[tuple[str, str], str] = {}
-        self.types: dict[str, str] = {}
         self.pending: dict[str, int] = {}  # writes of a register that the block has still to make
         # state of the instruction being written
         self.vector = False  # its shape
@@ -132,20 +131,13 @@ class Values(Text):
         items = list(values)
         return f"<{len(items)} x {element}> " + self.vector_text(element, items)
 
-    def type_of(self, value: str) -> str:
-        return self.types.get(value, "")
-
     # -- operations -------------------------------------------------------------------------------------------------
     def emit(self, text: str) -> str:
         if text.startswith("load <32 x i1>") and native.vector_extension() != "AVX-512":
             # Without mask registers LLVM would take a vector of bits from memory bit by bit.
             word = super().emit(text.replace("<32 x i1>", "i32", 1))
             return super().emit(f"bitcast i32 {word} to <32 x i1>")
-        name = super().emit(text)
-        op = text.split(" ", 1)[0]
-        if op in ("fsub", "fadd", "fmul"):
-            self.types[name] = "double" if "double" in text.split("%")[0] else "float"
-        return name
+        return super().emit(text)
 
     def call(self, name: str, type_: str, *values: str) -> str:
         """An intrinsic whose operands and result are all of `type_`."""

@@ -1,4 +1,4 @@
-"""`matmul`: every shape torch.matmul takes, on kernels/matmul_simt.cu, matmul_mma.cu and matmul_skinny.cu."""
+"""`matmul`: every shape torch.matmul takes, on the kernels/matmul_*.cu that matmul_plan.py chooses among."""
 
 from __future__ import annotations
 

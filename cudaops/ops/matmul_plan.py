@@ -1,6 +1,7 @@
-"""Which kernel a product runs on, and how.
+"""Which kernels a product runs on, and how.
 
-matmul_skinny where one side has a few rows, matmul_mma where the tensor cores have the type, else matmul_simt.
+matmul_skinny where one side has a few rows, matmul_batched for many small matrices, matmul_mma where the tensor cores
+have the type, else matmul_simt. A long sum of few outputs is made in parts, which matmul_split_sum adds up.
 """
 
 from __future__ import annotations
