@@ -21,7 +21,7 @@ from cudaops.emulator.watch import last_read, last_write, next_block, next_reade
 FIELDS = {name: 8 * n for n, name in enumerate(["hull_bytes", "bytes", "granules", "site", "slot", "spaces"])}
 OFFSETS = 64
 TABLE = OFFSETS + 32 * 8
-WIDEST = 1024  # bytes; a hull with many holes is slower than the lanes one by one
+WIDEST = 1024  # bytes: what 32 lanes of 16 span twice over; a wider hull is mostly holes
 
 WHOLE = -1  # what the functions return if the whole hull may be touched; else the lanes that may
 ALONG = shadow.ALONG
